@@ -1,0 +1,24 @@
+"""DecoMoE: see, and cut, the waste in multimodal mixture-of-experts models."""
+
+from .ask import Answer, Loaded, ask, load, stream
+from .calibration import Calibration
+from .methods import METHODS, DecoMoE, Dense, Method
+from .runtime import Session, attach
+from .trace import Trace
+
+__version__ = "0.1.0"
+__all__ = [
+    "METHODS",
+    "Answer",
+    "Calibration",
+    "DecoMoE",
+    "Dense",
+    "Loaded",
+    "Method",
+    "Session",
+    "Trace",
+    "ask",
+    "attach",
+    "load",
+    "stream",
+]

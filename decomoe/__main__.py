@@ -1,0 +1,7 @@
+"""`python -m decomoe`."""
+
+import sys
+
+from .cli import main
+
+sys.exit(main())

@@ -1,0 +1,71 @@
+"""Questions with known answers, and running them in batches."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from PIL import Image
+from torch import Tensor
+from tqdm import tqdm
+
+from ..ask import Loaded, encode
+from ..methods import Method
+from ..runtime import attach
+from ..trace import Trace
+
+
+@dataclass(frozen=True)
+class Case:
+    """One question about one picture with its true answer; `id` says where it comes from, for exclusion lists."""
+
+    id: str
+    image: Image.Image
+    question: str
+    answer: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """An answer, its trace, and (vocabulary,) the logits that chose its first token."""
+
+    answer: str
+    trace: Trace
+    first_logits: Tensor
+
+
+def normalize(answer: str) -> str:
+    """How answers are compared: lower case, single spaces, no final full stop."""
+    return " ".join(answer.lower().split()).rstrip(".")
+
+
+def run(
+    loaded: Loaded, cases: Sequence[Case], method: Method, batch: int = 32, max_new_tokens: int = 16, label: str = ""
+) -> Iterator[Outcome]:
+    """Ask all `cases` with `method`, in batches, with a progress bar."""
+    tokenizer = loaded.processor.tokenizer
+    end = loaded.model.generation_config.eos_token_id
+    ends = torch.tensor(end if isinstance(end, list) else [end])
+    with (
+        loaded.lock,
+        torch.inference_mode(),
+        attach(loaded.model, method, loaded.calibration) as session,
+        tqdm(total=len(cases), desc=label or method.name, disable=None) as bar,
+    ):
+        for start in range(0, len(cases), batch):
+            part = cases[start : start + batch]
+            inputs = encode(loaded, [(case.image, case.question) for case in part])
+            out = session.generate(
+                inputs,
+                max_new_tokens=max_new_tokens,
+                do_sample=False,
+                return_dict_in_generate=True,
+                output_logits=True,
+            )
+            ids = out.sequences[:, inputs["input_ids"].shape[1] :].cpu()
+            ended = torch.isin(ids, ends)
+            lengths = torch.where(ended.any(1), ended.int().argmax(1) + 1, ids.shape[1]).tolist()
+            for row, trace in enumerate(session.traces(lengths)):
+                answer = tokenizer.decode(ids[row, : lengths[row]], skip_special_tokens=True).strip()
+                trace.question, trace.answer = part[row].question, answer
+                yield Outcome(answer, trace, out.logits[0][row].float().cpu())
+            bar.update(len(part))

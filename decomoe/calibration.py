@@ -1,0 +1,118 @@
+"""The calibration artifact of one model: expert orders, the SAVB gate, and where they come from."""
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from .families import Parts
+from .gate import Gate
+
+SCHEMA = 1
+TENSORS, META = "calibration.safetensors", "calibration.json"
+
+
+def fingerprint(parts: Parts) -> str:
+    """Identifies the model that a calibration is for: its family and the sizes that orders and gate depend on.
+
+    Weights are not part of it: a fine-tuned model of the same shape passes, and should be calibrated anew.
+    """
+    names = (
+        "num_hidden_layers",
+        "hidden_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "num_experts",
+        "num_experts_per_tok",
+        "moe_intermediate_size",
+        "vocab_size",
+    )
+    sizes = {name: getattr(parts.config, name) for name in names}
+    identity = json.dumps([parts.model.config.model_type, sizes], sort_keys=True)
+    return hashlib.sha256(identity.encode()).hexdigest()[:16]
+
+
+@dataclass
+class Calibration:
+    """Orders and gate of one model.
+
+    Attributes:
+        model: `fingerprint` of the model it is for.
+        orders: (L, E) int64, experts of each layer by falling routed mass of text tokens (paper, Sec. 2.2).
+        gate: the SAVB gate, or None if only orders were calibrated.
+        theta: the gate's threshold. p: the share of routed mass that a prefix must cover.
+        gate_text: "all" if the gate averages all text of the prompt, "after image" if only what follows the picture.
+        provenance: data, sizes, labels and how they were made.
+    """
+
+    model: str
+    orders: Tensor
+    gate: Gate | None = None
+    theta: float = 0.5
+    p: float = 0.7
+    gate_text: str = "all"
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+    def check(self, parts: Parts) -> None:
+        """Refuse a model that this calibration was not made for.
+
+        Raises:
+            ValueError: the fingerprints differ.
+        """
+        if self.model != fingerprint(parts):
+            raise ValueError(
+                f"This calibration was made for another model (fingerprint {self.model}, this model's is "
+                f"{fingerprint(parts)}). Calibrate this one with: decomoe calibrate --model MODEL --out FOLDER"
+            )
+
+    def save(self, folder: str | Path) -> None:
+        """Write the artifact into `folder`; an interrupted write leaves the old one."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors = {"orders": self.orders.contiguous()}
+        meta: dict[str, Any] = {
+            "schema": SCHEMA,
+            "model": self.model,
+            "theta": self.theta,
+            "p": self.p,
+            "gate_text": self.gate_text,
+            "gate": None,
+            "provenance": self.provenance,
+        }
+        if self.gate is not None:
+            tensors |= {f"gate.{name}": value.contiguous() for name, value in self.gate.state_dict().items()}
+            meta["gate"] = {"candidates": self.gate.candidates, "width": self.gate.width}
+        save_file(tensors, folder / f"{TENSORS}.tmp")
+        (folder / f"{META}.tmp").write_text(json.dumps(meta, indent=1) + "\n")
+        for name in (TENSORS, META):
+            os.replace(folder / f"{name}.tmp", folder / name)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> "Calibration":
+        """Read an artifact back.
+
+        Raises:
+            FileNotFoundError: there is none. ValueError: it is of another schema or damaged.
+        """
+        folder = Path(folder)
+        meta = json.loads((folder / META).read_text())
+        if meta.get("schema") != SCHEMA:
+            raise ValueError(f"{folder / META} is not a calibration of schema {SCHEMA}; calibrate again.")
+        tensors = load_file(folder / TENSORS)
+        orders, gate = tensors.pop("orders"), None
+        experts = torch.arange(orders.shape[1]).expand_as(orders)
+        if not torch.equal(orders.sort(1).values, experts):
+            raise ValueError(f"{folder / TENSORS} is damaged: an expert order is not a permutation; calibrate again.")
+        if meta["gate"] is not None:
+            candidates, width = meta["gate"]["candidates"], meta["gate"]["width"]
+            hidden = tensors[f"gate.heads.{candidates[0]}.0.weight"].shape[1] // 2
+            gate = Gate(candidates, hidden, width)
+            gate.load_state_dict({name.removeprefix("gate."): value for name, value in tensors.items()})
+            gate.requires_grad_(False).eval()
+        return cls(meta["model"], orders, gate, meta["theta"], meta["p"], meta["gate_text"], meta["provenance"])

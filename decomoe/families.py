@@ -1,0 +1,163 @@
+"""Model families: where each keeps the parts that we hook, and how a model and its processor are loaded."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForImageTextToText,
+    InternVLProcessor,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen3VLProcessor,
+)
+from transformers.processing_utils import ProcessorMixin
+
+
+class Qwen3VLImageProcessor(Qwen3VLProcessor):
+    """Qwen3-VL's processor without the video slot, which needs torchvision. Pictures and text work the same."""
+
+    def __init__(
+        self, image_processor: Any = None, tokenizer: Any = None, chat_template: str | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(image_processor, tokenizer, chat_template=chat_template)
+
+
+class InternVLImageProcessor(InternVLProcessor):
+    """InternVL's processor without the video slot, for the same reason."""
+
+    def __init__(
+        self,
+        image_processor: Any = None,
+        tokenizer: Any = None,
+        image_seq_length: int = 256,
+        chat_template: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(image_processor, tokenizer, None, image_seq_length, chat_template)
+
+
+@dataclass(frozen=True)
+class Family:
+    """Names of one family's parts, as paths below the model."""
+
+    name: str
+    text_model: str  # the decoder, without the LM head
+    vision: str  # the vision encoder
+    router: str  # below a decoder layer; its output is (logits, scores, indices)
+    experts: str  # below a decoder layer; parameters with the expert as dimension 0
+    processor: type[ProcessorMixin]
+
+
+FAMILIES = {
+    "qwen3_vl_moe": Family(
+        "Qwen3-VL-MoE", "model.language_model", "model.visual", "mlp.gate", "mlp.experts", Qwen3VLImageProcessor
+    ),
+    "internvl": Family(
+        "InternVL", "model.language_model", "model.vision_tower", "mlp.gate", "mlp.experts", InternVLImageProcessor
+    ),
+}
+
+
+def family_of(config: PretrainedConfig) -> Family:
+    """The family of a model with this configuration.
+
+    Raises:
+        ValueError: it is not one of `FAMILIES`.
+    """
+    if config.model_type not in FAMILIES:
+        raise ValueError(f"Model type '{config.model_type}' is not supported; supported are: {', '.join(FAMILIES)}.")
+    return FAMILIES[config.model_type]
+
+
+def _child(module: nn.Module, path: str) -> nn.Module | None:
+    try:
+        return module.get_submodule(path)
+    except AttributeError:
+        return None
+
+
+@dataclass(frozen=True)
+class Parts:
+    """One model's parts, found once. `routers` and `experts` are None at layers without experts."""
+
+    model: PreTrainedModel
+    family: Family
+
+    @property
+    def config(self) -> PretrainedConfig:
+        """The text configuration."""
+        return self.model.config.get_text_config()
+
+    @cached_property
+    def text_model(self) -> nn.Module:
+        return self.model.get_submodule(self.family.text_model)
+
+    @cached_property
+    def vision(self) -> nn.Module:
+        return self.model.get_submodule(self.family.vision)
+
+    @cached_property
+    def layers(self) -> list[nn.Module]:
+        return list(self.text_model.layers)
+
+    @cached_property
+    def routers(self) -> list[nn.Module | None]:
+        return [_child(layer, self.family.router) for layer in self.layers]
+
+    @cached_property
+    def experts(self) -> list[nn.Module | None]:
+        return [_child(layer, self.family.experts) for layer in self.layers]
+
+    @property
+    def visual_token_ids(self) -> list[int]:
+        ids = (getattr(self.model.config, name, None) for name in ("image_token_id", "video_token_id"))
+        return [token for token in ids if token is not None]
+
+    @property
+    def renormalizes(self) -> bool:
+        """Whether top-k weights are renormalised: always in Qwen3-VL-MoE, a setting in Qwen3-MoE."""
+        return getattr(self.config, "norm_topk_prob", True)
+
+    @property
+    def first_exit(self) -> int:
+        """The first layer after which visual tokens may leave: 1, or later where DeepStack still adds to them."""
+        deepstack = getattr(getattr(self.model.config, "vision_config", None), "deepstack_visual_indexes", None)
+        return max(1, len(deepstack or ()) - 1)
+
+
+def parts_of(model: PreTrainedModel) -> Parts:
+    """Find the parts of `model`.
+
+    Raises:
+        ValueError: the family is unknown, or this model of it has no experts.
+    """
+    family = family_of(model.config)
+    parts = Parts(model, family)
+    if all(router is None for router in parts.routers):
+        raise ValueError(f"This {family.name} model has no expert routers: it is not a mixture of experts.")
+    return parts
+
+
+def load_model(
+    source: str | Path, device: str | None = None, dtype: torch.dtype | None = None
+) -> tuple[PreTrainedModel, ProcessorMixin]:
+    """The model and processor at `source`, a folder or a Hub id.
+
+    Args:
+        device: by default a GPU if there is one.
+        dtype: by default bf16 on a GPU and fp32 on a CPU.
+
+    Raises:
+        ValueError: the family is unknown. OSError: nothing that can be loaded is there.
+    """
+    config = AutoConfig.from_pretrained(source)
+    family = family_of(config)
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = dtype or (torch.bfloat16 if device.startswith("cuda") else torch.float32)
+    model = AutoModelForImageTextToText.from_pretrained(source, config=config, dtype=dtype, device_map=device)
+    return model.eval(), family.processor.from_pretrained(source)

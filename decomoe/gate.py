@@ -1,0 +1,43 @@
+"""The SAVB gate: from the text states after a layer, should the visual block leave now? (paper, Sec. 3; METHODS 2.1)"""
+
+import torch
+from torch import Tensor, nn
+
+
+def text_features(hidden: Tensor, text: Tensor) -> Tensor:
+    """What the gate sees: [mean of all text states but the last; the last text state], fp32.
+
+    Args:
+        hidden: (B, N, d), the output of a layer.
+        text: (B, N) bool, the slots that hold a text token of the prompt.
+
+    Returns:
+        (B, 2d).
+    """
+    last = text.cumsum(1).eq(text.sum(1, keepdim=True)) & text
+    others = (text & ~last).unsqueeze(-1)
+    states = hidden.float()
+    mean = torch.where(others, states, 0).sum(1) / others.sum(1).clamp(min=1)
+    return torch.cat([mean, torch.where(last.unsqueeze(-1), states, 0).sum(1)], dim=-1)
+
+
+class Gate(nn.Module):
+    """One independent two-class MLP per candidate layer: 2d -> width -> 2.
+
+    The paper gives the width (512) and the two classes; activation (GELU) and biases are our choice where it is silent.
+    """
+
+    def __init__(self, candidates: list[int], hidden_size: int, width: int = 512) -> None:
+        super().__init__()
+        self.candidates, self.width = list(candidates), width
+        self.heads = nn.ModuleDict(
+            {
+                str(layer): nn.Sequential(nn.Linear(2 * hidden_size, width), nn.GELU(), nn.Linear(width, 2))
+                for layer in candidates
+            }
+        )
+
+    def forward(self, layer: int, features: Tensor) -> Tensor:
+        """p_exit (B,) after `layer`, from `text_features` (B, 2d)."""
+        head = self.heads[str(layer)]
+        return head(features.to(head[0].weight)).softmax(-1)[:, 1]

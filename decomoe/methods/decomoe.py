@@ -1,0 +1,157 @@
+"""DecoMoE (paper, Sec. 2 and Appendix A): SAVB drops the visual block, RCEP then keeps a prefix of the experts."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from ..calibration import Calibration
+from ..experts import ranks
+from ..families import Parts
+from ..gate import text_features
+from ..prefix import shortest_prefix
+from .base import Boundary, Decider, Method, Prefix, Routing
+
+
+def paper_fixed_exit(layers: int) -> int:
+    """The paper's fixed exit (Table 2: after layer 28 of 48), at the same relative depth."""
+    return round(28 / 48 * layers)
+
+
+@dataclass(frozen=True)
+class DecoMoE(Method):
+    """SAVB and RCEP.
+
+    Attributes:
+        exit_after: the last layer that sees the visual block: "gate" lets SAVB decide per question, a number fixes it,
+            "never" keeps the block. RCEP starts after it; a question that never exits stays dense (paper, Alg. 2).
+        theta: the gate's threshold; by default the calibration's.
+        rcep: whether to limit the experts at all.
+        p: share of routed mass to cover; by default the calibration's (the paper's 0.7).
+        prefix: a fixed number of experts instead of `p`. keep_ratio: a fixed share of all experts instead.
+        order: of the experts: by calibrated text mass, as the model has them, or shuffled (Table 5's rivals).
+        seed: of the shuffled order.
+        outside: what happens to routes outside the prefix: the paper re-picks top-k inside it; "drop" saves more.
+        earlier_kv: whether layers up to the exit lose their visual keys and values for decode. The paper's algorithm
+            says the block leaves the cache but not in which layers; its Eq. 19 fits "purge".
+        decode_rcep: which layers are limited in decode. The paper's text says those after the exit, its Eq. 19 sums
+            over all.
+    """
+
+    name: ClassVar[str] = "decomoe"
+    exit_after: int | Literal["gate", "never"] = "gate"
+    theta: float | None = None
+    rcep: bool = True
+    p: float | None = None
+    prefix: int | None = None
+    keep_ratio: float | None = None
+    order: Literal["rcep", "native", "random"] = "rcep"
+    seed: int = 0
+    outside: Literal["reroute", "drop"] = "reroute"
+    earlier_kv: Literal["purge", "keep"] = "purge"
+    decode_rcep: Literal["after exit", "all layers"] = "after exit"
+
+    def bind(self, parts: Parts, calibration: Calibration | None) -> "DecoMoEDecider":
+        layers, experts, top_k = len(parts.layers), parts.config.num_experts, parts.config.num_experts_per_tok
+        if isinstance(self.exit_after, int) and not parts.first_exit <= self.exit_after < layers:
+            raise ValueError(
+                f"Visual tokens can leave this model after layers {parts.first_exit} to {layers - 1}, "
+                f"not after layer {self.exit_after}."
+            )
+        for name, value in (("p", self.p), ("theta", self.theta), ("keep ratio", self.keep_ratio)):
+            if value is not None and not 0 < value <= 1:
+                raise ValueError(f"{name} must be above 0 and at most 1, not {value}.")
+        if self.prefix is not None and not top_k <= self.prefix <= experts:
+            raise ValueError(f"A prefix of this model has {top_k} (its top-k) to {experts} experts, not {self.prefix}.")
+        if sum(value is not None for value in (self.p, self.prefix, self.keep_ratio)) > 1:
+            raise ValueError("Give one of p, prefix and keep_ratio.")
+        needs_gate, needs_order = self.exit_after == "gate", self.rcep and self.order == "rcep"
+        if calibration is None and (needs_gate or needs_order):
+            raise ValueError(
+                "This model has no calibration, which the gate and the rcep order need. Calibrate it with "
+                "'decomoe calibrate', or fix the exit layer (--exit-after N) and use --order native."
+            )
+        if calibration is not None:
+            calibration.check(parts)
+        if needs_gate and (calibration is None or calibration.gate is None):
+            raise ValueError("This calibration has no gate; fix the exit layer (--exit-after N).")
+        if needs_gate and calibration.gate.candidates[0] < parts.first_exit:
+            raise ValueError(f"Visual tokens can't leave this model before layer {parts.first_exit} has run.")
+        return DecoMoEDecider(self, parts, calibration)
+
+
+def from_toggles(
+    layers: int, *, savb: bool = True, rcep: bool = True, exit_after: int | None = None, **options: Any
+) -> DecoMoE:
+    """The method that the switches of page and command line mean.
+
+    Without SAVB, RCEP still needs an exit to start from: the paper's "RCEP only" fixes one (Table 2). Without both,
+    nothing leaves.
+    """
+    if exit_after is not None:
+        return DecoMoE(exit_after=exit_after, rcep=rcep, **options)
+    if savb:
+        return DecoMoE(exit_after="gate", rcep=rcep, **options)
+    return DecoMoE(exit_after=paper_fixed_exit(layers) if rcep else "never", rcep=rcep, **options)
+
+
+class DecoMoEDecider(Decider):
+    """`DecoMoE` for one model."""
+
+    def __init__(self, method: DecoMoE, parts: Parts, calibration: Calibration | None) -> None:
+        self.method = method
+        self.top_k, self.experts = parts.config.num_experts_per_tok, parts.config.num_experts
+        self.purge = method.earlier_kv == "purge"
+        self.drops = method.outside == "drop"
+        self.p = method.p or (calibration.p if calibration else 0.7)
+        self.fixed = method.prefix
+        if method.keep_ratio is not None:
+            self.fixed = max(self.top_k, round(method.keep_ratio * self.experts))
+        self.rank = ranks(parts, self._orders(parts, calibration)) if method.rcep else None
+        self.gate = calibration.gate if calibration and method.exit_after == "gate" else None
+        if self.gate is not None and calibration is not None:
+            self.candidates = self.gate.candidates
+            self.theta = method.theta or calibration.theta
+            self.gate_width = self.gate.width
+            self.after_image = calibration.gate_text == "after image"
+
+    def _orders(self, parts: Parts, calibration: Calibration | None) -> Tensor:
+        shape = (len(parts.layers), self.experts)
+        if self.method.order == "rcep" and calibration is not None:
+            return calibration.orders
+        if self.method.order == "random":
+            generator = torch.Generator().manual_seed(self.method.seed)
+            return torch.stack([torch.randperm(shape[1], generator=generator) for _ in range(shape[0])])
+        return torch.arange(shape[1]).expand(shape)
+
+    def leaves(self, state: Boundary) -> Tensor | None:
+        if self.gate is None:
+            return state.cache.visual.any(1) if state.layer == self.method.exit_after else None
+        if state.layer not in self.candidates:
+            return None
+        features = text_features(state.hidden, state.text_after_image if self.after_image else state.text)
+        p_exit = self.gate.to(features.device)(state.layer, features)
+        for reading, value in zip(state.readings, p_exit.tolist(), strict=True):
+            reading[state.layer] = value
+        return p_exit >= self.theta
+
+    def prefix(self, state: Routing) -> Prefix | None:
+        limited = [self._limits(exit_after, state) for exit_after in state.exits]
+        if self.rank is None or not any(limited):
+            return None
+        rank = self.rank[state.layer].to(state.mass.device)
+        if self.fixed is not None:
+            length = torch.full(state.mass.shape[:1], self.fixed, device=state.mass.device)
+        else:
+            by_rank = torch.empty_like(state.mass).index_copy_(1, rank, state.mass)
+            length = shortest_prefix(by_rank, self.p, self.top_k)
+        if not all(limited):
+            length = length.where(torch.tensor(limited, device=length.device), self.experts)
+        return Prefix(length, rank, self.method.outside == "reroute")
+
+    def _limits(self, exit_after: int | None, state: Routing) -> bool:
+        """Whether a row that exited after `exit_after` runs this layer on a prefix."""
+        if exit_after is None:
+            return False
+        return exit_after < state.layer or (state.decoding and self.method.decode_rcep == "all layers")

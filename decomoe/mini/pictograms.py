@@ -1,0 +1,114 @@
+"""The pictograms that the mini model knows, and how their sheet was made.
+
+`assets/pictograms.png` is a grid of 64-pixel cells drawn once from Noto Color Emoji (Google, SIL Open Font Licence
+1.1), so that drawing pictures needs no font on the user's machine. Make it again with
+`python -m decomoe.mini.pictograms FONT.ttf`.
+"""
+
+import sys
+from functools import cache
+from pathlib import Path
+
+from PIL import Image, ImageDraw, ImageFont
+
+SHEET = Path(__file__).parents[2] / "assets" / "pictograms.png"
+CELL, COLUMNS = 64, 8
+NAMES = [
+    "cat",
+    "dog",
+    "horse",
+    "cow",
+    "pig",
+    "rabbit",
+    "bear",
+    "panda",
+    "lion",
+    "tiger",
+    "monkey",
+    "frog",
+    "chicken",
+    "penguin",
+    "duck",
+    "owl",
+    "fish",
+    "whale",
+    "octopus",
+    "crab",
+    "snail",
+    "butterfly",
+    "bee",
+    "ladybug",
+    "turtle",
+    "snake",
+    "elephant",
+    "camel",
+    "apple",
+    "banana",
+    "grapes",
+    "strawberry",
+    "pear",
+    "lemon",
+    "watermelon",
+    "carrot",
+    "corn",
+    "mushroom",
+    "bread",
+    "cheese",
+    "pizza",
+    "burger",
+    "cake",
+    "egg",
+    "car",
+    "bus",
+    "bicycle",
+    "airplane",
+    "rocket",
+    "ship",
+    "train",
+    "house",
+    "tree",
+    "umbrella",
+    "clock",
+    "key",
+    "book",
+    "guitar",
+    "drum",
+    "balloon",
+    "gift",
+    "hat",
+    "hammer",
+    "lamp",
+]
+EMOJI = (
+    "🐱🐶🐴🐮🐷🐰🐻🐼🦁🐯🐵🐸🐔🐧🦆🦉🐟🐳🐙🦀🐌🦋🐝🐞🐢🐍🐘🐫🍎🍌🍇🍓"
+    "🍐🍋🍉🥕🌽🍄🍞🧀🍕🍔🎂🥚🚗🚌🚲✈🚀🚢🚂🏠🌳☂⏰🔑📕🎸🥁🎈🎁👒🔨💡"
+)
+
+
+@cache
+def pictogram(name: str) -> Image.Image:
+    """The 64x64 RGBA pictogram called `name` (one of `NAMES`)."""
+    with Image.open(SHEET) as sheet:
+        row, column = divmod(NAMES.index(name), COLUMNS)
+        box = (column * CELL, row * CELL, (column + 1) * CELL, (row + 1) * CELL)
+        return sheet.convert("RGBA").crop(box)
+
+
+def make_sheet(font_path: str) -> None:
+    """Draw `NAMES` from the colour-bitmap font at `font_path` into `SHEET`."""
+    font = ImageFont.truetype(font_path, 109)  # the only size that the bitmap font holds
+    rows = -(-len(NAMES) // COLUMNS)
+    sheet = Image.new("RGBA", (COLUMNS * CELL, rows * CELL))
+    for index, symbol in enumerate(EMOJI):
+        tile = Image.new("RGBA", (136, 128))
+        ImageDraw.Draw(tile).text((0, 0), symbol, font=font, embedded_color=True)
+        tile = tile.crop(tile.getbbox())
+        tile.thumbnail((CELL, CELL), Image.Resampling.LANCZOS)
+        row, column = divmod(index, COLUMNS)
+        place = (column * CELL + (CELL - tile.width) // 2, row * CELL + (CELL - tile.height) // 2)
+        sheet.paste(tile, place)
+    sheet.quantize(256, method=Image.Quantize.FASTOCTREE).save(SHEET, optimize=True)
+
+
+if __name__ == "__main__":
+    make_sheet(sys.argv[1])

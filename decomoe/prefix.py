@@ -1,0 +1,60 @@
+"""RCEP: from routed mass to the shortest expert prefix that covers a share of it, and routing inside that prefix."""
+
+import torch
+from torch import Tensor
+
+
+def routed_mass(scores: Tensor, indices: Tensor, num_experts: int) -> Tensor:
+    """The routed mass of every token on every expert, (tokens, E) float64.
+
+    Args:
+        scores, indices: (tokens, k), the router's top-k weights and experts. Weights are renormalised to sum to one.
+    """
+    weights = scores.double()
+    weights = weights / weights.sum(-1, keepdim=True)
+    return weights.new_zeros(len(scores), num_experts).scatter_(1, indices, weights)
+
+
+def shortest_prefix(mass: Tensor, share: float, top_k: int) -> Tensor:
+    """The fewest leading experts that hold `share` of each row's mass, never fewer than `top_k` (paper, Eq. 12).
+
+    Args:
+        mass: (B, E) float64, routed mass in prefix order.
+        share: the paper's p. From 1 upwards all experts stay: a float sum must not decide that.
+
+    Returns:
+        (B,) int64.
+    """
+    if share >= 1:
+        return mass.new_full((len(mass),), mass.shape[1], dtype=torch.long)
+    covered = mass.cumsum(1)
+    length = (covered < share * covered[:, -1:]).sum(1) + 1
+    return length.clamp(min=top_k, max=mass.shape[1])
+
+
+def reroute(
+    logits: Tensor, inside: Tensor, top_k: int, normalize: bool = True, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor]:
+    """New softmax and new top-k among the experts that are `inside` (paper, Sec. A.2.2).
+
+    Args:
+        logits: (tokens, E) router logits; inside: (tokens, E) bool.
+        normalize: whether the family renormalises its top-k weights.
+
+    Returns:
+        scores and indices, (tokens, k).
+    """
+    probabilities = logits.masked_fill(~inside, -torch.inf).softmax(-1, dtype=torch.float)
+    scores, indices = probabilities.topk(top_k, dim=-1)
+    if normalize:
+        scores = scores / scores.sum(-1, keepdim=True)
+    return scores.to(dtype or logits.dtype), indices
+
+
+def drop(scores: Tensor, indices: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
+    """Keep only the routes that end `inside`; the others go to the sentinel expert E with weight zero.
+
+    Our guess where the paper is silent: the weights of the routes that stay are not renormalised.
+    """
+    stays = inside.gather(1, indices)
+    return scores.masked_fill(~stays, 0), indices.masked_fill(~stays, inside.shape[1])

@@ -1,0 +1,1 @@
+"""The page. `app.py` and `decomoe serve` only call `page.serve`."""

@@ -1,0 +1,150 @@
+"""The page: ask about a picture, watch the dense and the DecoMoE answer, see what was cut."""
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+import torch
+from PIL import Image
+
+from ..ask import Answer, Loaded, ask, stream
+from ..images import load_image
+from ..methods import Dense, from_toggles
+from .chart import HEAD, Chart, allow_plotly
+from .plots import gate_figure, prefix_figure, table
+
+EXAMPLES = Path(__file__).parents[2] / "assets" / "examples"
+INTRO = """# DecoMoE
+A multimodal mixture-of-experts model wastes work in two ways. **SAVB**: after some layer the question no longer needs \
+the picture, so all its tokens leave. **RCEP**: after that, most of the experts are not needed either. \
+Ask something and see what leaves, layer by layer."""
+MINI_NOTE = """The **mini model** behind this page is very small and was trained on drawn pictures only: up to five \
+pictograms or coloured shapes, a word or a number, bar charts. It can't understand photos. Try the examples."""
+CSS = ".chart-note {font-size: 0.9rem; margin: 0.2rem 0.5rem} footer {display: none !important}"
+
+
+def build(loaded: Loaded) -> gr.Blocks:
+    """The page for one loaded model; nothing is launched."""
+    allow_plotly()
+    _warm_up(loaded)
+    layers = loaded.model.config.get_text_config().num_hidden_layers
+    calibrated = loaded.calibration is not None
+
+    def compare(image: Any, question: str, savb: bool, rcep: bool, p: float) -> Iterator[tuple[Any, ...]]:
+        """Dense, then DecoMoE, each streaming; one after the other, because together neither time would be true."""
+        shown: list[Any] = ["", "", None, None, table(None, None)]
+        try:
+            picture = _picture(image)
+            ours = from_toggles(layers, savb=savb, rcep=rcep, p=p if rcep else None)
+            traces = []
+            for pane, method in enumerate((Dense(), ours)):
+                for event in stream(loaded, picture, question or "", method, max_new_tokens=96):
+                    if isinstance(event, Answer):
+                        traces.append(event.trace)
+                        shown[pane], shown[4] = event.text, table(traces[0], traces[1] if pane else None)
+                    else:
+                        shown[pane] = event
+                    yield tuple(shown)
+            shown[2], shown[3] = gate_figure(traces[1]), prefix_figure(traces[1])
+            yield tuple(shown)
+        except Exception as error:
+            raise gr.Error(_sentence(error), duration=None, print_exception=False) from error
+
+    with gr.Blocks(title="DecoMoE", analytics_enabled=False, delete_cache=(3600, 3600)) as page:
+        gr.Markdown(INTRO)
+        with gr.Row():
+            with gr.Column(scale=2):
+                picture = gr.Image(type="filepath", label="Picture", sources=["upload", "clipboard"], height=300)
+                question = gr.Textbox(
+                    label="Question", placeholder="Ask about the picture and press Enter", max_lines=1
+                )
+                with gr.Row():
+                    go = gr.Button("Ask", variant="primary")
+                    stop = gr.Button("Stop")
+                with gr.Row():
+                    savb = gr.Checkbox(
+                        calibrated, label="SAVB", info="the gate picks the exit layer", interactive=calibrated
+                    )
+                    rcep = gr.Checkbox(
+                        calibrated, label="RCEP", info="keep a prefix of experts", interactive=calibrated
+                    )
+                p = gr.Slider(
+                    0.05,
+                    1.0,
+                    value=loaded.calibration.p if loaded.calibration else 0.7,
+                    step=0.05,
+                    label="p",
+                    info="share of the routed mass that the prefix covers",
+                )
+                if (EXAMPLES / "examples.json").is_file():
+                    rows = json.loads((EXAMPLES / "examples.json").read_text())
+                    gr.Examples([[str(EXAMPLES / row["image"]), row["question"]] for row in rows], [picture, question])
+                gr.Markdown(MINI_NOTE)
+            with gr.Column(scale=3):
+                with gr.Row():
+                    dense = gr.Textbox(label="Dense answer", lines=3, interactive=False, elem_id="dense-answer")
+                    ours = gr.Textbox(label="DecoMoE answer", lines=3, interactive=False, elem_id="decomoe-answer")
+                gate = Chart("Exit: the gate's probability per candidate layer")
+                prefix = Chart("Experts kept per layer")
+                numbers = gr.Markdown(table(None, None), elem_id="numbers")
+        asked = gr.on(
+            [question.submit, go.click],
+            compare,
+            [picture, question, savb, rcep, p],
+            [dense, ours, gate, prefix, numbers],
+            preprocess=False,  # the picture's own file: gr.Image would not turn it upright
+            show_progress="minimal",
+            concurrency_limit=1,
+            concurrency_id="model",
+            trigger_mode="once",
+            api_name="compare",
+        )
+        stop.click(None, cancels=[asked], api_visibility="private")
+    return page.queue(max_size=32)
+
+
+def serve(loaded: Loaded, port: int | None = None) -> None:
+    """Build the page and serve it until interrupted."""
+    build(loaded).launch(**launch_options(port))
+
+
+def launch_options(port: int | None = None) -> dict[str, Any]:
+    """What the page needs at launch."""
+    return {
+        "server_port": port,
+        "head": HEAD,
+        "css": CSS,
+        "theme": gr.themes.Soft(),
+        "max_file_size": "20mb",
+        "show_error": True,
+        "ssr_mode": False,
+        "run_history": False,
+        "enable_monitoring": False,
+    }
+
+
+def _warm_up(loaded: Loaded) -> None:
+    """The first forward of a process is slow, and would be charged to the dense model, which always goes first."""
+    layers = loaded.model.config.get_text_config().num_hidden_layers
+    blank = Image.new("RGB", (128, 128), "white")
+    for method in (Dense(), from_toggles(layers, savb=False, rcep=False, exit_after=layers - 1)):
+        ask(loaded, blank, "What is in the picture?", method, max_new_tokens=2)
+
+
+def _picture(image: Any) -> Image.Image:
+    if not image:
+        raise ValueError("Add a picture first: upload one, paste one, or click an example.")
+    return load_image(image["path"])
+
+
+def _sentence(error: Exception) -> str:
+    """What a person is told; what we did not expect goes to the log whole."""
+    if isinstance(error, ValueError):
+        return str(error)
+    logging.getLogger(__name__).error("a question failed", exc_info=error)
+    if isinstance(error, torch.OutOfMemoryError):
+        return "The model ran out of memory on this picture; try a smaller one."
+    return "Something went wrong inside; the server's log says what. The page still works."

@@ -1,0 +1,136 @@
+"""Tiny random models of both families, built in seconds, and questions for them. Nothing is downloaded."""
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    InternVLConfig,
+    InternVLForConditionalGeneration,
+    PreTrainedModel,
+    Qwen3VLMoeConfig,
+    Qwen3VLMoeForConditionalGeneration,
+)
+
+torch.set_num_threads(1)  # tiny models: threads only cost
+LAYERS, EXPERTS, TOP_K, WIDTH, VOCABULARY, IMAGE = 6, 8, 2, 32, 64, 60
+TEXT = dict(
+    vocab_size=VOCABULARY,
+    hidden_size=WIDTH,
+    intermediate_size=48,
+    moe_intermediate_size=16,
+    num_hidden_layers=LAYERS,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    num_experts=EXPERTS,
+    num_experts_per_tok=TOP_K,
+    max_position_embeddings=512,
+    initializer_range=0.3,
+    pad_token_id=0,
+    bos_token_id=None,
+    eos_token_id=None,
+)
+
+
+def qwen(**text) -> Qwen3VLMoeForConditionalGeneration:
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
+    config = Qwen3VLMoeConfig(
+        text_config={**TEXT, "rope_parameters": rope, **text},
+        vision_config=dict(
+            depth=3,
+            hidden_size=16,
+            intermediate_size=32,
+            num_heads=2,
+            patch_size=4,
+            out_hidden_size=WIDTH,
+            num_position_embeddings=64,
+            deepstack_visual_indexes=[0, 1, 2],
+            initializer_range=0.3,
+        ),
+        image_token_id=IMAGE,
+        video_token_id=61,
+        vision_start_token_id=62,
+        vision_end_token_id=63,
+    )
+    torch.manual_seed(0)
+    return Qwen3VLMoeForConditionalGeneration(config).eval()
+
+
+def internvl(**text) -> InternVLForConditionalGeneration:
+    config = InternVLConfig(
+        text_config={
+            "model_type": "qwen3_moe",
+            **TEXT,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 1,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+            **text,
+        },
+        vision_config=dict(
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            image_size=[16, 16],
+            patch_size=[4, 4],
+            initializer_range=0.3,
+        ),
+        image_token_id=IMAGE,
+        image_seq_length=4,
+    )
+    torch.manual_seed(0)
+    return InternVLForConditionalGeneration(config).eval()
+
+
+BUILDERS = {"qwen3_vl_moe": qwen, "internvl": internvl}
+
+
+@pytest.fixture(params=BUILDERS)
+def family(request) -> str:
+    return request.param
+
+
+@pytest.fixture
+def model(family: str) -> PreTrainedModel:
+    return BUILDERS[family]()
+
+
+@dataclass
+class Prompt:
+    """Tokens before the picture, and after it; one picture of 4 visual tokens."""
+
+    before: list[int]
+    after: list[int]
+    seed: int
+
+
+PROMPTS = (
+    Prompt([5, 6], [7, 8, 9, 10, 11], 1),
+    Prompt([12], [13, 14, 15], 2),
+    Prompt([16, 17, 18], [19, 20, 21, 22, 23, 24, 25, 26], 3),
+)
+
+
+def inputs_for(model: PreTrainedModel, *prompts: Prompt) -> dict[str, Tensor]:
+    """A left-padded batch in the form of the family's processor."""
+    rows = [[*prompt.before, *[IMAGE] * 4, *prompt.after] for prompt in prompts]
+    length = max(map(len, rows))
+    ids = torch.tensor([[0] * (length - len(row)) + row for row in rows])
+    mask = torch.tensor([[0] * (length - len(row)) + [1] * len(row) for row in rows])
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    pictures = []
+    for prompt in prompts:
+        generator = torch.Generator().manual_seed(prompt.seed)
+        shape = (16, 3 * 2 * 16) if model.config.model_type == "qwen3_vl_moe" else (1, 3, 16, 16)
+        pictures.append(torch.randn(shape, generator=generator))
+    inputs["pixel_values"] = torch.cat(pictures).to(model.dtype)
+    if model.config.model_type == "qwen3_vl_moe":
+        inputs["image_grid_thw"] = torch.tensor([[1, 4, 4]] * len(prompts))
+        inputs["mm_token_type_ids"] = (ids == IMAGE).int()
+    return inputs
