@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from PIL import Image
 from torch import Tensor
-from transformers import PreTrainedModel, StoppingCriteria
-from transformers.processing_utils import ProcessorMixin
+from transformers import StoppingCriteria
 
 from .calibration import META, Calibration
 from .experts import permute_experts
@@ -29,8 +28,8 @@ MINI = Path(__file__).parents[1] / "assets" / "mini"
 class Loaded:
     """A model that is ready to be asked; `lock` keeps its questions one at a time."""
 
-    model: PreTrainedModel
-    processor: ProcessorMixin
+    model: Any  # a PreTrainedModel that generates
+    processor: Any
     calibration: Calibration | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 

@@ -24,6 +24,7 @@ class LayoutCache(DynamicCache):
 
     def __init__(self, config: PretrainedConfig, visual: Tensor, attention_mask: Tensor) -> None:
         super().__init__(config=config)
+        self.held: list[Any] = self.layers  # DynamicLayers: these families have full attention only
         layout = Layout.full(attention_mask)
         self.visual = visual & layout.valid
         self.text = ~visual & layout.valid
@@ -34,7 +35,7 @@ class LayoutCache(DynamicCache):
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Tokens seen so far, whatever a layer still holds."""
-        return self.prompt + self.steps if self.layers and self.layers[0].is_initialized else 0
+        return self.prompt + self.steps if self.held[0].is_initialized else 0
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         """Length and offset of the mask that the model builds for itself, for a full cache."""
@@ -42,7 +43,7 @@ class LayoutCache(DynamicCache):
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any):
         """Append; one more decode step is counted once the last layer has it."""
-        if layer_idx == len(self.layouts) - 1 and self.layers[layer_idx].is_initialized:
+        if layer_idx == len(self.layouts) - 1 and self.held[layer_idx].is_initialized:
             self.steps += key_states.shape[-2]
         return super().update(key_states, value_states, layer_idx, *args, **kwargs)
 
@@ -61,7 +62,7 @@ class LayoutCache(DynamicCache):
         """Remove the prompt tokens `gone` (B, S) from the keys and values of prefilled `layers`."""
         kept: dict[int, tuple[Layout, Tensor]] = {}  # layers with the same layout stay so
         for layer in layers:
-            layout, held = self.layouts[layer], self.layers[layer]
+            layout, held = self.layouts[layer], self.held[layer]
             if id(layout) not in kept:
                 kept[id(layout)] = layout.keep(~layout.of_prompt(gone))
             self.layouts[layer], slots = kept[id(layout)]
@@ -87,7 +88,6 @@ class LayoutCache(DynamicCache):
             self._masks[id(layout)] = create_causal_mask(config, hidden, valid, alone)
         return self._masks[id(layout)]
 
-    def nbytes(self) -> int:
-        """Bytes that keys and values take."""
-        held = [layer for layer in self.layers if layer.is_initialized]
-        return sum(x.numel() * x.element_size() for layer in held for x in (layer.keys, layer.values))
+    def element_size(self) -> int:
+        """Bytes of one number in it."""
+        return self.held[0].keys.element_size()

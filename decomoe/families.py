@@ -85,7 +85,7 @@ def _child(module: nn.Module, path: str) -> nn.Module | None:
 class Parts:
     """One model's parts, found once. `routers` and `experts` are None at layers without experts."""
 
-    model: PreTrainedModel
+    model: Any  # a PreTrainedModel that generates
     family: Family
 
     @property
@@ -94,7 +94,7 @@ class Parts:
         return self.model.config.get_text_config()
 
     @cached_property
-    def text_model(self) -> nn.Module:
+    def text_model(self) -> Any:
         return self.model.get_submodule(self.family.text_model)
 
     @cached_property
@@ -102,15 +102,15 @@ class Parts:
         return self.model.get_submodule(self.family.vision)
 
     @cached_property
-    def layers(self) -> list[nn.Module]:
+    def layers(self) -> list[Any]:
         return list(self.text_model.layers)
 
     @cached_property
-    def routers(self) -> list[nn.Module | None]:
+    def routers(self) -> list[Any]:
         return [_child(layer, self.family.router) for layer in self.layers]
 
     @cached_property
-    def experts(self) -> list[nn.Module | None]:
+    def experts(self) -> list[Any]:
         return [_child(layer, self.family.experts) for layer in self.layers]
 
     @property

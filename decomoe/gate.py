@@ -40,4 +40,4 @@ class Gate(nn.Module):
     def forward(self, layer: int, features: Tensor) -> Tensor:
         """p_exit (B,) after `layer`, from `text_features` (B, 2d)."""
         head = self.heads[str(layer)]
-        return head(features.to(head[0].weight)).softmax(-1)[:, 1]
+        return head(features.to(next(head.parameters()))).softmax(-1)[:, 1]

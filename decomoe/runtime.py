@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from .cache import LayoutCache
 from .calibration import Calibration
@@ -26,10 +25,11 @@ CHANNELS = ("prefix", "coverage", "routes")  # what is recorded of one limited r
 class Session:
     """One method at work on one model, one batch of questions at a time. Made by `attach`."""
 
+    cache: LayoutCache  # of the batch at hand
+
     def __init__(self, parts: Parts, method: Method, decider: Decider) -> None:
         self.parts, self.method, self.decider = parts, method, decider
         self.layers = len(parts.layers)
-        self.cache: LayoutCache | None = None
 
     # --- what callers use ------------------------------------------------------------------------------------------
 
@@ -74,7 +74,7 @@ class Session:
     def begin(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         """Pre-hook of the text model: a forward starts."""
         cache, length = kwargs.get("cache"), kwargs["inputs_embeds"].shape[1]
-        if cache is None or cache is not self.cache:
+        if not isinstance(cache, LayoutCache) or cache is not getattr(self, "cache", None):
             raise ValueError(
                 "With a method attached, run the model on session.new_cache(...) or session.generate(...)."
             )
@@ -192,7 +192,7 @@ class Session:
     def _native(self, values: list[Tensor | None]) -> list[list[list[float]] | None]:
         """Masses [layer][row][native expert] from places in the model."""
         order = expert_order(self.parts)
-        native = []
+        native: list[list[list[float]] | None] = []
         for layer, mass in enumerate(values):
             if mass is None:
                 native.append(None)
@@ -226,7 +226,7 @@ class Session:
         trace = Trace(
             method=self.method.name,
             settings=self.method.settings(),
-            model=parts.model.name_or_path,
+            model=parts.model.name_or_path or parts.family.name,
             question="",
             layers=self.layers,
             experts=experts,
@@ -245,7 +245,7 @@ class Session:
             cached=cached,
             mass={name: [None if m is None else m[row] for m in layers] for name, layers in mass.items()},
         )
-        entry = 2 * parts.config.num_key_value_heads * head_width(parts.config) * cache.layers[0].keys.element_size()
+        entry = 2 * parts.config.num_key_value_heads * head_width(parts.config) * cache.element_size()
         steps = max(0, generated - 1)
         trace.kv_bytes = entry * sum(count + steps for count in cached)
         trace.kv_bytes_dense = entry * self.layers * (visual + text + steps)
@@ -255,7 +255,7 @@ class Session:
 
 
 @contextmanager
-def attach(model: PreTrainedModel, method: Method, calibration: Calibration | None = None) -> Iterator[Session]:
+def attach(model: Any, method: Method, calibration: Calibration | None = None) -> Iterator[Session]:
     """Let `method` act on every forward of `model` inside the `with`; afterwards the model is as it was.
 
     Args:

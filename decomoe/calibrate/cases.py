@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from PIL import Image
@@ -54,7 +55,7 @@ def run(
         for start in range(0, len(cases), batch):
             part = cases[start : start + batch]
             inputs = encode(loaded, [(case.image, case.question) for case in part])
-            out = session.generate(
+            out: Any = session.generate(
                 inputs,
                 max_new_tokens=max_new_tokens,
                 do_sample=False,

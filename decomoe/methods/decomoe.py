@@ -74,10 +74,12 @@ class DecoMoE(Method):
             )
         if calibration is not None:
             calibration.check(parts)
-        if needs_gate and (calibration is None or calibration.gate is None):
-            raise ValueError("This calibration has no gate; fix the exit layer (--exit-after N).")
-        if needs_gate and calibration.gate.candidates[0] < parts.first_exit:
-            raise ValueError(f"Visual tokens can't leave this model before layer {parts.first_exit} has run.")
+        if needs_gate:
+            gate = calibration.gate if calibration else None
+            if gate is None:
+                raise ValueError("This calibration has no gate; fix the exit layer (--exit-after N).")
+            if gate.candidates[0] < parts.first_exit:
+                raise ValueError(f"Visual tokens can't leave this model before layer {parts.first_exit} has run.")
         return DecoMoEDecider(self, parts, calibration)
 
 

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
-    Qwen2TokenizerFast,
+    Qwen2Tokenizer,
     Qwen2VLImageProcessorPil,
     Qwen3VLMoeConfig,
     Qwen3VLMoeForConditionalGeneration,
@@ -35,9 +36,9 @@ CHAT_TEMPLATE = (
 )
 
 
-def make_tokenizer(pictures: Iterable[int] = range(2000), vocab_size: int = 1024) -> Qwen2TokenizerFast:
+def make_tokenizer(pictures: Iterable[int] = range(2000), vocab_size: int = 1024) -> Qwen2Tokenizer:
     """A byte-level BPE tokenizer trained on the questions and answers of `pictures`; digits stay single."""
-    tokenizer = Tokenizer(models.BPE())
+    tokenizer: Any = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(r"\d"), "isolated"),
@@ -53,18 +54,18 @@ def make_tokenizer(pictures: Iterable[int] = range(2000), vocab_size: int = 1024
     corpus = ["user\nassistant\n"] + [f"{q.text} {q.answer}" for seed in pictures for q in draw(seed).questions]
     tokenizer.train_from_iterator(corpus, trainer)
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
-    return Qwen2TokenizerFast(
+    return Qwen2Tokenizer(
         tokenizer_object=tokenizer,
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
-        unk_token=None,
+        unk_token=None,  # type: ignore[arg-type]
         bos_token=None,
         padding_side="left",
         clean_up_tokenization_spaces=False,
     )
 
 
-def make_processor(tokenizer: Qwen2TokenizerFast) -> Qwen3VLImageProcessor:
+def make_processor(tokenizer: Qwen2Tokenizer) -> Qwen3VLImageProcessor:
     """The mini model's processor: 64 to 100 visual tokens a picture."""
     images = Qwen2VLImageProcessorPil(
         patch_size=TOKEN // 2,
@@ -77,10 +78,10 @@ def make_processor(tokenizer: Qwen2TokenizerFast) -> Qwen3VLImageProcessor:
     return Qwen3VLImageProcessor(images, tokenizer, chat_template=CHAT_TEMPLATE)
 
 
-def make_model(tokenizer: Qwen2TokenizerFast, seed: int = 0) -> Qwen3VLMoeForConditionalGeneration:
+def make_model(tokenizer: Qwen2Tokenizer, seed: int = 0) -> Qwen3VLMoeForConditionalGeneration:
     """The untrained mini model, in fp32."""
     width = 128
-    token = tokenizer.convert_tokens_to_ids
+    token: Any = tokenizer.convert_tokens_to_ids
     config = Qwen3VLMoeConfig(
         text_config=dict(
             vocab_size=-(-len(tokenizer) // 64) * 64,

@@ -16,13 +16,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm import tqdm
-from transformers import AttentionInterface, Qwen2TokenizerFast, Qwen3VLMoeForConditionalGeneration
+from transformers import AttentionInterface, Qwen2Tokenizer
 from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import load_balancing_loss_func
 
 from .draw import SIZES, THINGS, TINTS, TOKEN, Picture, draw
@@ -43,8 +44,8 @@ def equal_grids_attention(
     """
     pictures = len(kwargs["cu_seq_lens_q"]) - 1
     heads, total, width = query.shape[1:]
-    split = [x.view(heads, pictures, total // pictures, width).transpose(0, 1) for x in (query, key, value)]
-    out = F.scaled_dot_product_attention(*split, scale=kwargs["scaling"])
+    q, k, v = (x.view(heads, pictures, total // pictures, width).transpose(0, 1) for x in (query, key, value))
+    out = F.scaled_dot_product_attention(q, k, v, scale=kwargs["scaling"])
     return out.transpose(1, 2).reshape(1, total, heads, width), None
 
 
@@ -63,20 +64,33 @@ def patchify(pictures: list[Picture]) -> tuple[Tensor, Tensor]:
 
 
 @dataclass
+class Packed:
+    """Several questions a picture in one sequence.
+
+    Attributes:
+        input_ids: (B, L). position_ids: (3, B, L).
+        mask: (B, 1, L, L), True where a query may look.
+        labels: (B, L), the token to predict at a position, -100 elsewhere.
+    """
+
+    input_ids: Tensor
+    position_ids: Tensor
+    mask: Tensor
+    labels: Tensor
+
+
+@dataclass
 class Batch:
-    """One training step's tensors; `things`, `tints`: (B * visual tokens); the rest belongs to the question stage."""
+    """One training step's tensors; `things`, `tints`: (B * visual tokens); `packed` in the question stage only."""
 
     pixels: Tensor
     grids: Tensor
     things: Tensor
     tints: Tensor
-    input_ids: Tensor | None = None  # (B, L)
-    position_ids: Tensor | None = None  # (3, B, L)
-    mask: Tensor | None = None  # (B, 1, L, L), True where a query may look
-    labels: Tensor | None = None  # (B, L), the token to predict at a position, -100 elsewhere
+    packed: Packed | None = None
 
 
-def make_batch(step: int, size: int, tokenizer: Qwen2TokenizerFast | None = None) -> Batch:
+def make_batch(step: int, size: int, tokenizer: Qwen2Tokenizer | None = None) -> Batch:
     """The batch of `step`, always the same one, so that a resumed run sees what an uninterrupted one would."""
     shape = random.Random(step).choice(SIZES)
     pictures = [draw(TRAIN_SEEDS + step * size + index, shape) for index in range(size)]
@@ -85,14 +99,14 @@ def make_batch(step: int, size: int, tokenizer: Qwen2TokenizerFast | None = None
     tints = torch.tensor([tint for picture in pictures for tint in picture.tints])
     batch = Batch(pixels, grids, things, tints)
     if tokenizer is not None:
-        pack_questions(batch, pictures, tokenizer)
+        batch.packed = pack_questions(pictures, tokenizer)
     return batch
 
 
-def pack_questions(batch: Batch, pictures: list[Picture], tokenizer: Qwen2TokenizerFast) -> None:
-    """Fill the question tensors of `batch`: prefix, picture, then up to six independent questions with answers."""
+def pack_questions(pictures: list[Picture], tokenizer: Qwen2Tokenizer) -> Packed:
+    """Prefix, picture, then up to six independent questions with answers, for equally large pictures."""
     encode = lambda text: tokenizer(text, add_special_tokens=False).input_ids  # noqa: E731
-    rows, columns = (int(side) // 2 for side in batch.grids[0, 1:])
+    columns, rows = (side // TOKEN for side in pictures[0].image.size)
     head = encode("<|im_start|>user\n<|vision_start|>")
     start = len(head)
     picture_ids = encode("<|image_pad|>") * (rows * columns)
@@ -107,7 +121,8 @@ def pack_questions(batch: Batch, pictures: list[Picture], tokenizer: Qwen2Tokeni
     after = start + max(rows, columns)  # position of <|vision_end|>
     samples = []
     for picture in pictures:
-        ids, segments, positions, labels = list(prefix), [0] * len(prefix), [], [-100] * len(prefix)
+        ids, segments, labels = list(prefix), [0] * len(prefix), [-100] * len(prefix)
+        positions: list[int] = []
         for number, question in enumerate(picture.questions[:QUESTIONS_PER_PICTURE], 1):
             asked = encode(f"{question.text}<|im_end|>\n<|im_start|>assistant\n")
             answer = encode(f" {question.answer}<|im_end|>")
@@ -118,19 +133,20 @@ def pack_questions(batch: Batch, pictures: list[Picture], tokenizer: Qwen2Tokeni
         samples.append((ids, segments, positions, labels))
     length = max(len(sample[0]) for sample in samples)
     count = len(samples)
-    batch.input_ids = torch.full((count, length), tokenizer.pad_token_id)
-    batch.labels = torch.full((count, length), -100)
-    batch.position_ids = torch.zeros((3, count, length), dtype=torch.long)
+    input_ids = torch.full((count, length), tokenizer.pad_token_id)
+    targets = torch.full((count, length), -100)
+    position_ids = torch.zeros((3, count, length), dtype=torch.long)
     segment = torch.full((count, length), -1)
     common = torch.cat([torch.arange(start).expand(3, -1), grid, torch.full((3, 1), after)], dim=1)
     for row, (ids, segments, positions, labels) in enumerate(samples):
-        batch.input_ids[row, : len(ids)] = torch.tensor(ids)
-        batch.labels[row, : len(ids)] = torch.tensor(labels)
+        input_ids[row, : len(ids)] = torch.tensor(ids)
+        targets[row, : len(ids)] = torch.tensor(labels)
         segment[row, : len(ids)] = torch.tensor(segments)
-        batch.position_ids[:, row, : len(prefix)] = common
-        batch.position_ids[:, row, len(prefix) : len(ids)] = torch.tensor(positions)
+        position_ids[:, row, : len(prefix)] = common
+        position_ids[:, row, len(prefix) : len(ids)] = torch.tensor(positions)
     same = (segment[:, None, :] == 0) & (segment[:, :, None] >= 0) | (segment[:, None, :] == segment[:, :, None])
-    batch.mask = (same & torch.ones(length, length, dtype=torch.bool).tril())[:, None]
+    mask = (same & torch.ones(length, length, dtype=torch.bool).tril())[:, None]
+    return Packed(input_ids, position_ids, mask, targets)
 
 
 class VisionProbe(nn.Module):
@@ -147,7 +163,7 @@ class VisionProbe(nn.Module):
         return F.cross_entropy(self.thing(features), batch.things) + 0.5 * tint
 
 
-def vision_loss(model: Qwen3VLMoeForConditionalGeneration, probe: VisionProbe, batch: Batch) -> tuple[Tensor, dict]:
+def vision_loss(model: Any, probe: VisionProbe, batch: Batch) -> tuple[Tensor, dict]:
     """Loss over the merged tokens and, lighter, over the DeepStack features; and what to show."""
     with torch.autocast(batch.pixels.device.type, torch.bfloat16):
         out = model.model.visual(batch.pixels, grid_thw=batch.grids)
@@ -160,27 +176,28 @@ def vision_loss(model: Qwen3VLMoeForConditionalGeneration, probe: VisionProbe, b
     return loss, {"things": right.item()}
 
 
-def answer_loss(model: Qwen3VLMoeForConditionalGeneration, batch: Batch) -> tuple[Tensor, dict]:
+def answer_loss(model: Any, batch: Batch) -> tuple[Tensor, dict]:
     """Next-token loss over the answers plus load balancing; and what to show."""
-    core = model.model
+    core, packed = model.model, batch.packed
+    assert packed is not None
     seen = core.visual(batch.pixels, grid_thw=batch.grids)
-    visual = batch.input_ids == model.config.image_token_id
-    embeds = core.language_model.embed_tokens(batch.input_ids)
+    visual = packed.input_ids == model.config.image_token_id
+    embeds = core.language_model.embed_tokens(packed.input_ids)
     embeds = embeds.masked_scatter(visual[..., None], seen.pooler_output.to(embeds.dtype))
     out = core.language_model(
         inputs_embeds=embeds,
-        attention_mask=batch.mask,
-        position_ids=batch.position_ids,
+        attention_mask=packed.mask,
+        position_ids=packed.position_ids,
         visual_pos_masks=visual,
         deepstack_visual_embeds=seen.deepstack_features,
         use_cache=False,
         output_router_logits=True,
     )
-    asked = batch.labels != -100
-    logits, target = model.lm_head(out.last_hidden_state[asked]).float(), batch.labels[asked]
+    asked = packed.labels != -100
+    logits, target = model.lm_head(out.last_hidden_state[asked]).float(), packed.labels[asked]
     text = model.config.text_config
-    balance = load_balancing_loss_func(
-        out.router_logits, text.num_experts, text.num_experts_per_tok, batch.input_ids != text.pad_token_id
+    balance: Any = load_balancing_loss_func(
+        out.router_logits, text.num_experts, text.num_experts_per_tok, packed.input_ids != text.pad_token_id
     )
     loss = F.cross_entropy(logits, target)
     right = (logits.argmax(-1) == target).float().mean()
@@ -209,7 +226,7 @@ def run_stage(
     modules: nn.ModuleDict,
     loss_of: Callable[[Batch], tuple[Tensor, dict]],
     state: Path,
-    tokenizer: Qwen2TokenizerFast | None,
+    tokenizer: Qwen2Tokenizer | None,
 ) -> None:
     """Train `modules` for `stage`, resuming from and checkpointing to `state` once a minute."""
     decay = [p for p in modules.parameters() if p.requires_grad and p.ndim >= 2]
@@ -262,7 +279,7 @@ def run_stage(
     save(stage.steps)
 
 
-def compile_layers(model: Qwen3VLMoeForConditionalGeneration) -> None:
+def compile_layers(model: Any) -> None:
     """Fuse the element-wise work of both towers with `torch.compile` (on two cores: 1.3 times as fast)."""
     visual = model.model.visual
     modules = [*visual.blocks, visual.merger, *visual.deepstack_merger_list]
@@ -272,10 +289,10 @@ def compile_layers(model: Qwen3VLMoeForConditionalGeneration) -> None:
         module.forward = torch.compile(module.forward, dynamic=True)
 
 
-def export(model: Qwen3VLMoeForConditionalGeneration, tokenizer: Qwen2TokenizerFast, out: Path) -> None:
+def export(model: Any, tokenizer: Qwen2Tokenizer, out: Path) -> None:
     """Write model and processor to `out` in bf16, in files that need no large-file storage (under 10 MB)."""
     model.set_attn_implementation("sdpa")
-    copy = make_model(tokenizer)
+    copy: Any = make_model(tokenizer)
     copy.load_state_dict(model.state_dict())
     copy.to(torch.bfloat16).save_pretrained(out, max_shard_size="9MB")
     make_processor(tokenizer).save_pretrained(out)
@@ -293,7 +310,7 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.state.mkdir(parents=True, exist_ok=True)
     tokenizer = make_tokenizer()
-    model = make_model(tokenizer)
+    model: Any = make_model(tokenizer)
     model.model.visual.config._attn_implementation = "flash_equal_grids"
     if arguments.compile:
         compile_layers(model)
