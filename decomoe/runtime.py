@@ -25,7 +25,7 @@ CHANNELS = ("prefix", "coverage", "routes")  # what is recorded of one limited r
 class Session:
     """One method at work on one model, one batch of questions at a time. Made by `attach`."""
 
-    cache: LayoutCache  # of the batch at hand
+    cache: Any = None  # the LayoutCache of the batch at hand
 
     def __init__(self, parts: Parts, method: Method, decider: Decider) -> None:
         self.parts, self.method, self.decider = parts, method, decider
@@ -73,8 +73,8 @@ class Session:
 
     def begin(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         """Pre-hook of the text model: a forward starts."""
-        cache, length = kwargs.get("cache"), kwargs["inputs_embeds"].shape[1]
-        if not isinstance(cache, LayoutCache) or cache is not getattr(self, "cache", None):
+        cache, length = self.cache, kwargs["inputs_embeds"].shape[1]
+        if cache is None or cache is not kwargs.get("cache"):
             raise ValueError(
                 "With a method attached, run the model on session.new_cache(...) or session.generate(...)."
             )
