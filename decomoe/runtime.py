@@ -73,8 +73,9 @@ class Session:
 
     def begin(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         """Pre-hook of the text model: a forward starts."""
-        cache, length = self.cache, kwargs["inputs_embeds"].shape[1]
-        if cache is None or cache is not kwargs.get("cache"):
+        cache: Any = kwargs.get("cache")
+        length = kwargs["inputs_embeds"].shape[1]
+        if not isinstance(cache, LayoutCache) or cache is not self.cache:
             raise ValueError(
                 "With a method attached, run the model on session.new_cache(...) or session.generate(...)."
             )

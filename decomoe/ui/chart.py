@@ -30,14 +30,9 @@ draw();
 TEMPLATE = '<div class="chart-box" role="img" style="height: 260px; width: 100%"></div><p class="chart-note"></p>'
 
 
-class Chart(gr.HTML):
-    """Shows {"data": plotly traces, "layout": plotly layout, "summary": a sentence for those who can't see it}."""
-
-    def __init__(self, label: str, value: dict | None = None) -> None:
-        super().__init__(value, label=label, show_label=True, html_template=TEMPLATE, js_on_load=DRAW, container=True)
-
-    def get_block_name(self) -> str:
-        return "html"
+def chart(label: str) -> gr.HTML:
+    """A chart of {"data": plotly traces, "layout": plotly layout, "summary": a sentence for those who can't see it}."""
+    return gr.HTML(label=label, show_label=True, html_template=TEMPLATE, js_on_load=DRAW, container=True)
 
 
 def allow_plotly() -> None:

@@ -10,10 +10,10 @@ import gradio as gr
 import torch
 from PIL import Image
 
-from ..ask import Answer, Loaded, ask, stream
+from ..ask import MINI, Answer, Loaded, ask, stream
 from ..images import load_image
 from ..methods import Dense, from_toggles
-from .chart import HEAD, Chart, allow_plotly
+from .chart import HEAD, allow_plotly, chart
 from .plots import gate_figure, prefix_figure, table
 
 EXAMPLES = Path(__file__).parents[2] / "assets" / "examples"
@@ -82,13 +82,14 @@ def build(loaded: Loaded) -> gr.Blocks:
                 if (EXAMPLES / "examples.json").is_file():
                     rows = json.loads((EXAMPLES / "examples.json").read_text())
                     gr.Examples([[str(EXAMPLES / row["image"]), row["question"]] for row in rows], [picture, question])
-                gr.Markdown(MINI_NOTE)
+                if Path(loaded.model.name_or_path) == MINI:
+                    gr.Markdown(MINI_NOTE)
             with gr.Column(scale=3):
                 with gr.Row():
                     dense = gr.Textbox(label="Dense answer", lines=3, interactive=False, elem_id="dense-answer")
                     ours = gr.Textbox(label="DecoMoE answer", lines=3, interactive=False, elem_id="decomoe-answer")
-                gate = Chart("Exit: the gate's probability per candidate layer")
-                prefix = Chart("Experts kept per layer")
+                gate = chart("Exit: the gate's probability per candidate layer")
+                prefix = chart("Experts kept per layer")
                 numbers = gr.Markdown(table(None, None), elem_id="numbers")
         asked = gr.on(
             [question.submit, go.click],
@@ -117,7 +118,7 @@ def launch_options(port: int | None = None) -> dict[str, Any]:
         "server_port": port,
         "head": HEAD,
         "css": CSS,
-        "theme": gr.themes.Soft(),
+        "theme": gr.themes.Soft(font=["system-ui", "sans-serif"]),
         "max_file_size": "20mb",
         "show_error": True,
         "ssr_mode": False,
