@@ -51,6 +51,10 @@ def load(
         ValueError: the model's family is unknown or its calibration is for another model.
         OSError: there is no such model.
     """
+    if Path(source).is_absolute() and not Path(source).is_dir():
+        raise FileNotFoundError(
+            f"There is no model in '{source}'; the mini model comes with a clone of the repository."
+        )
     model, processor = load_model(source, device, dtype)
     parts = parts_of(model)
     folder = Path(calibration or Path(source) / "calibration")

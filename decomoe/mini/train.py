@@ -31,6 +31,7 @@ from .model import make_model, make_processor, make_tokenizer
 
 TRAIN_SEEDS = 1_000_000  # training pictures have seeds from here up; smaller seeds are held out
 QUESTIONS_PER_PICTURE = 6
+CHECKPOINT_SECONDS = 60
 BALANCE = 0.001  # weight of the router's load-balancing loss, Qwen3's value
 
 
@@ -228,7 +229,7 @@ def run_stage(
     state: Path,
     tokenizer: Qwen2Tokenizer | None,
 ) -> None:
-    """Train `modules` for `stage`, resuming from and checkpointing to `state` once a minute."""
+    """Train `modules` for `stage`, resuming from and checkpointing to `state`."""
     decay = [p for p in modules.parameters() if p.requires_grad and p.ndim >= 2]
     plain = [p for p in modules.parameters() if p.requires_grad and p.ndim < 2]
     groups = [{"params": decay, "weight_decay": 0.05}, {"params": plain, "weight_decay": 0.0}]
@@ -273,7 +274,7 @@ def run_stage(
                 bar.set_postfix({name: f"{value:.3f}" for name, value in shown.items()}, refresh=False)
                 log.write(json.dumps({"stage": stage.name, "step": step, "time": time.time(), **shown}) + "\n")
                 log.flush()
-            if time.time() - saved_at > 60:
+            if time.time() - saved_at > CHECKPOINT_SECONDS:
                 save(step + 1)
                 saved_at = time.time()
     save(stage.steps)
