@@ -13,8 +13,8 @@ CARD = """# The mini model
 
 A Qwen3-VL-MoE of nine million parameters (16 layers of width 128, 32 experts of width 32, top-4; a vision tower of 5
 layers; 64 to 100 visual tokens a picture) that answers questions about drawn pictures. It exists so that every part of
-DecoMoE runs on any laptop. **It is very small**: it knows 64 pictograms, 8 shapes in 8 colours, 134 words and numbers up
-to 999 in one typeface, and bar charts. It can't understand photos, and its answers about anything else mean nothing.
+DecoMoE runs on any laptop. **It is very small**: it knows 64 pictograms, 8 shapes in 8 colours, 134 words and numbers
+up to 999 in one typeface, and bar charts. It can't understand photos, and its answers about anything else mean nothing.
 
 Weights are bf16, licence Apache-2.0. The pictograms are drawn from Noto Color Emoji (SIL Open Font Licence 1.1).
 
@@ -28,8 +28,8 @@ On two CPU cores, shared with other work; `python -m decomoe.mini.train --compil
 
 ## Calibration
 `decomoe calibrate --out assets/mini/calibration`: {cases} drawn questions from seed 500 000 up, half for expert orders
-and gate, half for theta ({theta}). The paper's procedure (forced exits at every candidate, labels from correctness and a
-first-token NLL within its 95th percentile, one two-class MLP a candidate), with more epochs.
+and gate, half for theta ({theta}). The paper's procedure (forced exits at every candidate, labels from correctness and
+a first-token NLL within its 95th percentile, one two-class MLP a candidate), with more epochs.
 
 ## Measured
 `python -m decomoe.mini.report --cases {count}`: {count} questions about held-out pictures (seeds from 0 up), exact
@@ -114,8 +114,8 @@ def kind_table(outcomes: dict[str, list[Outcome]], cases: list[Case]) -> str:
     for kind, rows in sorted(hits.items()):
         exits = [exit_after for _, _, exit_after in rows if exit_after is not None]
         mean_exit = f"{sum(exits) / len(exits):.1f}" if exits else "-"
-        dense, ours = sum(row[0] for row in rows), sum(row[1] for row in rows)
-        lines.append(f"| {kind} | {len(rows)} | {dense / len(rows):.2f} | {ours / len(rows):.2f} | {mean_exit} |")
+        shares = [sum(column) / len(rows) for column in list(zip(*rows, strict=True))[:2]]
+        lines.append(f"| {kind} | {len(rows)} | {shares[0]:.2f} | {shares[1]:.2f} | {mean_exit} |")
     return "\n".join(lines)
 
 

@@ -1,0 +1,95 @@
+"""Asking: streaming, stopping, errors from the worker thread, several people at once."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from decomoe.ask import Answer, Loaded, ask, load, stream
+from decomoe.methods import DecoMoE, Dense
+from decomoe.mini.draw import draw
+
+
+@pytest.fixture(scope="module")
+def mini() -> Loaded:
+    return load()
+
+
+@pytest.fixture(scope="module")
+def picture():
+    return draw(3, kind="objects").image
+
+
+def plain_answer(loaded: Loaded, image, question: str) -> str:
+    """What transformers alone answers, with the processor used by hand."""
+    message = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": question}]}]
+    text = loaded.processor.apply_chat_template(message, add_generation_prompt=True)
+    inputs = loaded.processor(images=[image], text=[text], return_tensors="pt")
+    with torch.no_grad():
+        ids = loaded.model.generate(**inputs, max_new_tokens=64, do_sample=False)
+    return loaded.processor.tokenizer.decode(ids[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True).strip()
+
+
+def test_dense_is_what_transformers_answers(mini, picture):
+    for question in ("Describe the picture.", "Where is the camel?"):
+        assert ask(mini, picture, question, Dense()).text == plain_answer(mini, picture, question)
+
+
+def test_stream_grows_to_the_answer(mini, picture):
+    *texts, answer = stream(mini, picture, "Describe the picture.", DecoMoE())
+    assert isinstance(answer, Answer)
+    assert len(texts) >= 5
+    for earlier, later in zip(texts, texts[1:], strict=False):
+        assert later.startswith(earlier)
+    assert texts[-1] == answer.text
+    assert answer.trace.tokens.generated == len(answer.trace.token_times_s)
+    assert answer.trace.ttft_s == answer.trace.token_times_s[0]
+    assert sorted(answer.trace.token_times_s) == answer.trace.token_times_s
+
+
+def test_closing_a_stream_stops_it_and_frees_the_model(mini, picture):
+    running = stream(mini, picture, "Describe the picture.", Dense(), max_new_tokens=4000)
+    next(running)
+    running.close()
+    assert not mini.lock.locked()
+    assert ask(mini, picture, "Where is the camel?").text
+
+
+def test_stop_ends_the_answer_within_a_token(mini, picture):
+    stop, texts = threading.Event(), []
+
+    def on_text(text: str) -> None:
+        texts.append(text)
+        if len(texts) == 2:
+            stop.set()
+
+    answer = ask(mini, picture, "Describe the picture.", Dense(), on_text=on_text, stop=stop)
+    assert answer.trace.tokens.generated == 2
+
+
+def test_errors_of_the_worker_thread_are_raised(mini, picture):
+    with pytest.raises(ValueError, match="question is empty"):
+        list(stream(mini, picture, "  "))
+    with pytest.raises(ValueError, match="after layers"):
+        list(stream(mini, picture, "What is this?", DecoMoE(exit_after=40)))
+    assert ask(mini, picture, "Where is the camel?").text  # and the model lives on
+
+
+def test_an_exception_in_the_listener_leaves_the_model_free(mini, picture):
+    def on_text(text: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ask(mini, picture, "Describe the picture.", on_text=on_text)
+    assert not mini.lock.locked()
+    assert ask(mini, picture, "Where is the camel?", Dense()).text == plain_answer(mini, picture, "Where is the camel?")
+
+
+def test_people_at_once_get_their_own_answers(mini):
+    questions = [(draw(seed, kind="objects").image, "Describe the picture.") for seed in range(6)]
+    methods = [Dense(), DecoMoE()] * 3
+    alone = [ask(mini, *q, method).text for q, method in zip(questions, methods, strict=True)]
+    with ThreadPoolExecutor(6) as pool:
+        together = [pool.submit(ask, mini, *q, method) for q, method in zip(questions, methods, strict=True)]
+        assert [answer.result().text for answer in together] == alone
