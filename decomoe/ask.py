@@ -152,7 +152,7 @@ def ask(
     with loaded.lock, attach(loaded.model, method, loaded.calibration) as session, torch.inference_mode():
         watch = _Watch(decode, prompt, on_text, stop or threading.Event())
         ids = session.generate(inputs, max_new_tokens=max_new_tokens, do_sample=False, stopping_criteria=[watch])
-        trace = session.traces([ids.shape[1] - prompt])[0]
+        trace = session.traces()[0]
     trace.question, trace.answer = question, decode(ids[0, prompt:])
     trace.token_times_s = watch.times
     trace.ttft_s = watch.times[0]

@@ -26,6 +26,7 @@ class Session:
     """One method at work on one model, one batch of questions at a time. Made by `attach`."""
 
     cache: Any = None  # the LayoutCache of the batch at hand
+    lengths: list[int]
 
     def __init__(self, parts: Parts, method: Method, decider: Decider) -> None:
         self.parts, self.method, self.decider = parts, method, decider
@@ -41,8 +42,9 @@ class Session:
         self._reset(LayoutCache(self.parts.config, visual, attention_mask))
         return self.cache
 
-    def generate(self, inputs: dict[str, Any], **options: Any) -> Tensor:
-        """`model.generate` on a processor's output, with the method at work. Same result: (B, S + G) token ids.
+    def generate(self, inputs: dict[str, Any], **options: Any) -> Any:
+        """`model.generate` on a processor's output, with the method at work. Same result: (B, S + G) token ids, or
+        what `return_dict_in_generate` asks for.
 
         Raises:
             ValueError: an option that the method can't follow (beam search, another cache).
@@ -50,19 +52,33 @@ class Session:
         if options.get("num_beams", 1) != 1 or "cache" in options or "past_key_values" in options:
             raise ValueError("A method runs one beam on its own cache; leave out num_beams and cache.")
         cache = self.new_cache(inputs["input_ids"], inputs.get("attention_mask"))
-        return self.parts.model.generate(**inputs, cache=cache, **options)
+        out = self.parts.model.generate(**inputs, cache=cache, **options)
+        ids = out if isinstance(out, Tensor) else out.sequences
+        self.lengths = self._lengths(ids[:, cache.prompt :].cpu(), options.get("eos_token_id"))
+        return out
 
-    def traces(self, generated: list[int]) -> list[Trace]:
-        """What happened to each row of the last batch; `generated`: how many tokens each row was given."""
+    def traces(self) -> list[Trace]:
+        """What happened to each row of the last batch, up to its end token."""
         recorded = self._recorded()
         mass = {name: self._native(values) for name, values in self.mass.items()}
-        return [self._trace(row, length, recorded, mass) for row, length in enumerate(generated)]
+        lengths = self.lengths or [len(recorded)] * len(self.exits)
+        return [self._trace(row, length, recorded, mass) for row, length in enumerate(lengths)]
+
+    def _lengths(self, ids: Tensor, ends: int | list[int] | None) -> list[int]:
+        """How many tokens each row of (B, G) was given, its end token included."""
+        if ends is None:
+            ends = self.parts.model.generation_config.eos_token_id
+        if ends is None:
+            return [ids.shape[1]] * len(ids)
+        ended = torch.isin(ids, torch.tensor(ends))
+        return torch.where(ended.any(1), ended.int().argmax(1) + 1, ids.shape[1]).tolist()
 
     # --- hooks -----------------------------------------------------------------------------------------------------
 
     def _reset(self, cache: LayoutCache) -> None:
         rows = len(cache.visual)
         self.cache, self.decoding = cache, False
+        self.lengths = []  # tokens given to each row, once `generate` is through
         self.exits: list[int | None] = [None] * rows
         self.readings: list[dict[int, float]] = [{} for _ in range(rows)]
         self.steps: list[dict[int, Tensor]] = []  # per forward: {limited layer: (channels, B)}

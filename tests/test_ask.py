@@ -1,5 +1,6 @@
 """Asking: streaming, stopping, errors from the worker thread, several people at once."""
 
+import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -40,7 +41,7 @@ def test_stream_grows_to_the_answer(mini, picture):
     *texts, answer = stream(mini, picture, "Describe the picture.", DecoMoE())
     assert isinstance(answer, Answer)
     assert len(texts) >= 5
-    for earlier, later in zip(texts, texts[1:], strict=False):
+    for earlier, later in itertools.pairwise(texts):
         assert later.startswith(earlier)
     assert texts[-1] == answer.text
     assert answer.trace.tokens.generated == len(answer.trace.token_times_s)

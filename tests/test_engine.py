@@ -45,7 +45,7 @@ def engine(model, method, inputs, calibration=None, tokens=TOKENS):
     """What `generate` returns with the method attached, and a trace per row."""
     with attach(model, method, calibration) as session:
         ids, logits = run(session, inputs, tokens)
-        return ids, logits, session.traces([tokens] * len(ids))
+        return ids, logits, session.traces()
 
 
 def make_calibration(model, seed=0, theta=0.5, candidates=(2, 3, 5)):
@@ -267,7 +267,7 @@ def test_kv_bytes_are_what_the_cache_holds(model, earlier_kv):
     with attach(model, DecoMoE(exit_after=3, rcep=False, earlier_kv=earlier_kv)) as session:
         session.generate(inputs, max_new_tokens=TOKENS, min_new_tokens=TOKENS, do_sample=False)
         held = sum(x.nbytes for layer in session.cache.layers for x in (layer.keys, layer.values))
-        assert session.traces([TOKENS])[0].kv_bytes == held
+        assert session.traces()[0].kv_bytes == held
 
 
 def test_dense_layers_without_router(family):
@@ -299,6 +299,21 @@ def test_bf16_runs_and_stays_near_fp32(family):
     assert half_logits.isfinite().all()
     assert torch.corrcoef(torch.stack([logits.flatten(), half_logits.float().flatten()]))[0, 1] > 0.95
     assert trace.exit_after == 3
+
+
+def test_a_row_ends_at_its_end_token(model):
+    """Rows of a batch stop apart; each trace counts its own tokens, as if alone."""
+    inputs = inputs_for(model, *PROMPTS)
+    method = DecoMoE(exit_after=3, p=0.6, order="native")
+    ids, _, _ = engine(model, method, inputs, tokens=6)
+    end = ids[0, 1].item()
+    lengths = [row.index(end) + 1 if end in row else 6 for row in ids.tolist()]
+    assert len(set(lengths)) > 1
+    with attach(model, method) as session:
+        session.generate(inputs, max_new_tokens=6, do_sample=False, eos_token_id=end)
+        traces = session.traces()
+    assert [trace.tokens.generated for trace in traces] == lengths
+    assert [len(trace.prefix.decode) for trace in traces] == [length - 1 for length in lengths]
 
 
 def test_hooks_leave(model):

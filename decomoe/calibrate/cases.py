@@ -44,8 +44,6 @@ def run(
 ) -> Iterator[Outcome]:
     """Ask all `cases` with `method`, in batches, with a progress bar."""
     tokenizer = loaded.processor.tokenizer
-    end = loaded.model.generation_config.eos_token_id
-    ends = torch.tensor(end if isinstance(end, list) else [end])
     with (
         loaded.lock,
         torch.inference_mode(),
@@ -63,10 +61,8 @@ def run(
                 output_logits=True,
             )
             ids = out.sequences[:, inputs["input_ids"].shape[1] :].cpu()
-            ended = torch.isin(ids, ends)
-            lengths = torch.where(ended.any(1), ended.int().argmax(1) + 1, ids.shape[1]).tolist()
-            for row, trace in enumerate(session.traces(lengths)):
-                answer = tokenizer.decode(ids[row, : lengths[row]], skip_special_tokens=True).strip()
+            for row, trace in enumerate(session.traces()):
+                answer = tokenizer.decode(ids[row, : trace.tokens.generated], skip_special_tokens=True).strip()
                 trace.question, trace.answer = part[row].question, answer
                 yield Outcome(answer, trace, out.logits[0][row].float().cpu())
             bar.update(len(part))
