@@ -4,6 +4,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,14 @@ def encode(loaded: Loaded, asked: Sequence[tuple[Image.Image, str]]) -> dict[str
     return dict(inputs.to(loaded.model.device))
 
 
+@contextmanager
+def _out_of_memory_is_told() -> Iterator[None]:
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise ValueError("The model ran out of memory on this picture; try a smaller one.") from None
+
+
 def ask(
     loaded: Loaded,
     image: str | Path | Image.Image,
@@ -149,7 +158,12 @@ def ask(
     tokenizer = loaded.processor.tokenizer
     prompt = inputs["input_ids"].shape[1]
     decode = lambda ids: tokenizer.decode(ids, skip_special_tokens=True).strip()  # noqa: E731
-    with loaded.lock, attach(loaded.model, method, loaded.calibration) as session, torch.inference_mode():
+    with (
+        loaded.lock,
+        attach(loaded.model, method, loaded.calibration) as session,
+        torch.inference_mode(),
+        _out_of_memory_is_told(),
+    ):
         watch = _Watch(decode, prompt, on_text, stop or threading.Event())
         ids = session.generate(inputs, max_new_tokens=max_new_tokens, do_sample=False, stopping_criteria=[watch])
         trace = session.traces()[0]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -87,8 +88,9 @@ class Calibration:
         }
         if self.gate is not None:
             tensors |= {f"gate.{name}": value.contiguous() for name, value in self.gate.state_dict().items()}
-            meta["gate"] = {"candidates": self.gate.candidates, "width": self.gate.width}
+            meta["gate"] = self.gate.sizes
         save_file(tensors, folder / f"{TENSORS}.tmp")
+        meta["tensors"] = _digest(folder / f"{TENSORS}.tmp")  # the two files belong together
         (folder / f"{META}.tmp").write_text(json.dumps(meta, indent=1) + "\n")
         for name in (TENSORS, META):
             os.replace(folder / f"{name}.tmp", folder / name)
@@ -101,18 +103,24 @@ class Calibration:
             FileNotFoundError: there is none. ValueError: it is of another schema or damaged.
         """
         folder = Path(folder)
-        meta = json.loads((folder / META).read_text())
-        if meta.get("schema") != SCHEMA:
-            raise ValueError(f"{folder / META} is not a calibration of schema {SCHEMA}; calibrate again.")
-        tensors = load_file(folder / TENSORS)
-        orders, gate = tensors.pop("orders"), None
-        experts = torch.arange(orders.shape[1]).expand_as(orders)
-        if not torch.equal(orders.sort(1).values, experts):
-            raise ValueError(f"{folder / TENSORS} is damaged: an expert order is not a permutation; calibrate again.")
-        if meta["gate"] is not None:
-            candidates, width = meta["gate"]["candidates"], meta["gate"]["width"]
-            hidden = tensors[f"gate.heads.{candidates[0]}.0.weight"].shape[1] // 2
-            gate = Gate(candidates, hidden, width)
-            gate.load_state_dict({name.removeprefix("gate."): value for name, value in tensors.items()})
-            gate.requires_grad_(False).eval()
-        return cls(meta["model"], orders, gate, meta["theta"], meta["p"], meta["gate_text"], meta["provenance"])
+        try:
+            meta = json.loads((folder / META).read_text())
+            if meta["schema"] != SCHEMA or meta["tensors"] != _digest(folder / TENSORS):
+                raise ValueError("of another schema, or not one piece")
+            tensors = load_file(folder / TENSORS)
+            orders, gate = tensors.pop("orders"), None
+            if not torch.equal(orders.sort(1).values, torch.arange(orders.shape[1]).expand_as(orders)):
+                raise ValueError("an expert order is not a permutation")
+            if meta["gate"] is not None:
+                gate = Gate(**meta["gate"])
+                gate.load_state_dict({name.removeprefix("gate."): value for name, value in tensors.items()})
+                gate.requires_grad_(False).eval()
+            return cls(meta["model"], orders, gate, meta["theta"], meta["p"], meta["gate_text"], meta["provenance"])
+        except FileNotFoundError:
+            raise
+        except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+            raise ValueError(f"The calibration in {folder} can't be used ({error}); calibrate again.") from error
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

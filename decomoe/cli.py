@@ -4,9 +4,12 @@ import argparse
 import difflib
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from PIL import Image
 
 from .images import load_image
 
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status: 0, 2 for bad input, 130 after Ctrl-C."""
     options = _parser().parse_args(arguments)
+    warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # `load_image` says it in its own words
     try:
         return options.run(options)
     except KeyboardInterrupt:
@@ -72,15 +76,17 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _load(options: argparse.Namespace) -> "Loaded":
+def _load(options: argparse.Namespace, calibrated: bool = True) -> "Loaded":
     from transformers.utils import logging  # noqa: PLC0415 (seconds; not for --help or a bad picture)
 
-    from .ask import MINI, load  # noqa: PLC0415
+    from .ask import MINI, Loaded, load  # noqa: PLC0415
+    from .families import load_model  # noqa: PLC0415
 
     if not sys.stderr.isatty():
         logging.disable_progress_bar()
     try:
-        return load(options.model or MINI, getattr(options, "calibration", None))
+        source = options.model or MINI
+        return load(source, options.calibration) if calibrated else Loaded(*load_model(source))
     except OSError as error:
         raise ValueError(f"Can't load the model '{options.model or MINI}': {str(error).splitlines()[0]}") from error
 
@@ -170,7 +176,7 @@ def difference(dense: str, ours: str) -> str:
 def _calibrate(options: argparse.Namespace) -> int:
     if options.cases < 20 or options.every < 1:
         raise ValueError("--cases must be at least 20 and --every at least 1.")
-    loaded = _load(options)
+    loaded = _load(options, calibrated=False)
     from .calibrate import calibrate  # noqa: PLC0415
     from .families import parts_of  # noqa: PLC0415
     from .mini.cases import CALIBRATION_SEED, drawn_cases  # noqa: PLC0415
@@ -179,6 +185,8 @@ def _calibrate(options: argparse.Namespace) -> int:
     candidates = [
         layer for layer in range(options.every - 1, len(parts.layers), options.every) if layer >= parts.first_exit
     ]
+    if not candidates:
+        raise ValueError(f"--every {options.every} leaves no layer of {len(parts.layers)} to ask the gate at.")
     artifact = calibrate(loaded, drawn_cases(CALIBRATION_SEED, options.cases), candidates)
     artifact.save(options.out)
     print(f"theta {artifact.theta}, {artifact.provenance['theta_report']}; written to {options.out}")

@@ -15,6 +15,7 @@ from transformers import (
     PreTrainedModel,
     Qwen3VLProcessor,
 )
+from transformers.feature_extraction_utils import BatchFeature
 from transformers.processing_utils import ProcessorMixin
 
 
@@ -39,6 +40,13 @@ class InternVLImageProcessor(InternVLProcessor):
         **kwargs: Any,
     ) -> None:
         super().__init__(image_processor, tokenizer, None, image_seq_length, chat_template)
+
+    def __call__(self, images: Any = None, text: Any = None, **kwargs: Any) -> BatchFeature:
+        """Without videos the tiles lie in the prompt's order already; InternVL's own sorting trips over a question that
+        spells its image token, even where that is sanitised."""
+        inputs = ProcessorMixin.__call__(self, images=images, text=text, **kwargs)
+        inputs.pop("num_patches", None)
+        return inputs
 
 
 @dataclass(frozen=True)
@@ -158,6 +166,6 @@ def load_model(
     config = AutoConfig.from_pretrained(source)
     family = family_of(config)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = dtype or (torch.bfloat16 if device.startswith("cuda") else torch.float32)
+    dtype = dtype or (torch.float32 if device == "cpu" or not torch.cuda.is_available() else torch.bfloat16)
     model = AutoModelForImageTextToText.from_pretrained(source, config=config, dtype=dtype, device_map=device)
     return model.eval(), family.processor.from_pretrained(source)

@@ -30,6 +30,7 @@ class Gate(nn.Module):
     def __init__(self, candidates: list[int], hidden_size: int, width: int = 512) -> None:
         super().__init__()
         self.candidates, self.width = list(candidates), width
+        self.sizes = {"candidates": list(candidates), "hidden_size": hidden_size, "width": width}
         self.heads = nn.ModuleDict(
             {
                 str(layer): nn.Sequential(nn.Linear(2 * hidden_size, width), nn.GELU(), nn.Linear(width, 2))

@@ -35,8 +35,14 @@ class Session:
     # --- what callers use ------------------------------------------------------------------------------------------
 
     def new_cache(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> LayoutCache:
-        """A cache for this prompt (B, S), left padded; pass it to `generate` or to the model as `cache`."""
+        """A cache for this prompt (B, S), left padded; pass it to `generate` or to the model as `cache`.
+
+        Raises:
+            ValueError: several rows without a mask that tells their padding.
+        """
         if attention_mask is None:
+            if len(input_ids) > 1:
+                raise ValueError("Several rows need an attention_mask that tells padding from text.")
             attention_mask = torch.ones_like(input_ids)
         visual = torch.isin(input_ids, torch.tensor(self.parts.visual_token_ids, device=input_ids.device))
         self._reset(LayoutCache(self.parts.config, visual, attention_mask))
@@ -59,10 +65,9 @@ class Session:
 
     def traces(self) -> list[Trace]:
         """What happened to each row of the last batch, up to its end token."""
-        recorded = self._recorded()
-        mass = {name: self._native(values) for name, values in self.mass.items()}
-        lengths = self.lengths or [len(recorded)] * len(self.exits)
-        return [self._trace(row, length, recorded, mass) for row, length in enumerate(lengths)]
+        steps = [{layer: values.tolist() for layer, values in step.items()} for step in self.steps]
+        lengths = self.lengths or [len(steps)] * len(self.exits)
+        return [self._trace(row, length, steps) for row, length in enumerate(lengths)]
 
     def _lengths(self, ids: Tensor, ends: int | list[int] | None) -> list[int]:
         """How many tokens each row of (B, G) was given, its end token included."""
@@ -82,9 +87,7 @@ class Session:
         self.exits: list[int | None] = [None] * rows
         self.readings: list[dict[int, float]] = [{} for _ in range(rows)]
         self.steps: list[dict[int, Tensor]] = []  # per forward: {limited layer: (channels, B)}
-        self.mass: dict[str, list[Tensor | None]] = {
-            name: [None] * self.layers for name in ("visual", "text", "generated")
-        }
+        self.mass: list[dict[int, dict[str, Tensor]]] = []  # per forward: {layer: {modality: (B, E)}}
         self.rotary: tuple[Any, ...] = (None,)
 
     def begin(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
@@ -98,7 +101,10 @@ class Session:
         self.decoding = cache.get_seq_length() > 0
         if length != (1 if self.decoding else cache.prompt):
             raise ValueError("A method needs the whole prompt in one prefill, and then one token at a time.")
+        if len(kwargs["inputs_embeds"]) != len(self.exits):
+            raise ValueError("A method can't follow beams or several sequences a row; ask for one.")
         self.steps.append({})
+        self.mass.append({})
         cache.new_step()
 
     def enter(self, layer: int, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict] | None:
@@ -125,8 +131,7 @@ class Session:
         _cache, experts = self.cache, logits.shape[-1]
         rows = len(self.exits)
         each = routed_mass(scores, indices, experts).view(rows, -1, experts)
-        valid = self._add_mass(layer, each)
-        mass = torch.where(valid.unsqueeze(-1), each, 0).sum(1)
+        mass = self._record_mass(layer, each)
         prefix = self.decider.prefix(Routing(layer, self.decoding, mass, self.exits))
         if prefix is None:
             return None
@@ -136,7 +141,9 @@ class Session:
             scores, indices = reroute(logits, per_token, indices.shape[1], self.parts.renormalizes, scores.dtype)
         else:
             scores, indices = drop(scores, indices, per_token)
-        routes = (indices < experts).view(rows, -1, indices.shape[1]) & valid.unsqueeze(-1)
+        routes = (indices < experts).view(rows, -1, indices.shape[1])
+        if not self.decoding:
+            routes = routes & self.cache.layouts[layer].valid.to(routes.device).unsqueeze(-1)
         coverage = torch.where(inside, mass, 0).sum(1) / mass.sum(1)
         self.steps[-1][layer] = torch.stack([prefix.length.double(), coverage, routes.sum((1, 2)).double()])
         return logits, scores, indices
@@ -178,47 +185,34 @@ class Session:
             self.rotary = (layout, *(take(x.expand(rows, -1, -1), layout.index, 1) for x in full))
         return self.rotary[1:]
 
-    def _add_mass(self, layer: int, each: Tensor) -> Tensor:
-        """Add (B, N, E) routed mass to the record; the result is (B, N) bool, the slots that are not padding."""
+    def _record_mass(self, layer: int, each: Tensor) -> Tensor:
+        """Record (B, N, E) routed mass by modality; the result is (B, E), over all tokens that are not padding."""
         layout = self.cache.layouts[layer]
         if self.decoding:
-            kinds = {"generated": layout.valid.new_ones(each.shape[:2])}
+            kinds = {"generated": each.sum(1)}
         else:
-            kinds = {
-                "visual": layout.of_prompt(self.cache.visual) & layout.valid,
-                "text": layout.of_prompt(self.cache.text) & layout.valid,
-            }
-        kinds = {name: slots.to(each.device) for name, slots in kinds.items()}
-        valid = torch.zeros_like(next(iter(kinds.values())))
-        for name, slots in kinds.items():
-            added = torch.where(slots.unsqueeze(-1), each, 0).sum(1)
-            before = self.mass[name][layer]
-            self.mass[name][layer] = added if before is None else before + added
-            valid = valid | slots
-        return valid
+            kinds = {}
+            for name, tokens in (("visual", self.cache.visual), ("text", self.cache.text)):
+                slots = (layout.of_prompt(tokens) & layout.valid).to(each.device)
+                kinds[name] = torch.where(slots.unsqueeze(-1), each, 0).sum(1)
+        self.mass[-1][layer] = kinds
+        return torch.stack(list(kinds.values())).sum(0)
 
     # --- from record to trace ----------------------------------------------------------------------------------------
 
-    def _recorded(self) -> list[dict[int, list[list[float]]]]:
-        """The record of every forward on the host: {layer: [channel][row]}; one transfer a forward."""
-        return [
-            dict(zip(step, torch.stack(list(step.values())).tolist(), strict=True)) if step else {}
-            for step in self.steps
-        ]
-
-    def _native(self, values: list[Tensor | None]) -> list[list[list[float]] | None]:
-        """Masses [layer][row][native expert] from places in the model."""
+    def _mass(self, row: int, generated: int) -> dict[str, list[list[float] | None]]:
+        """Routed mass of a row by modality, [layer][native expert]; None at layers without experts."""
         order = expert_order(self.parts)
-        native: list[list[list[float]] | None] = []
-        for layer, mass in enumerate(values):
-            if mass is None:
-                native.append(None)
-                continue
-            places = order[layer].to(mass.device)
-            native.append(torch.empty_like(mass).index_copy_(1, places, mass).tolist())
-        return native
+        total: dict[str, list[list[float] | None]] = {}
+        for name in ("visual", "text", "generated"):
+            total[name] = [None] * self.layers
+            for layer in self.mass[0]:
+                steps = [step[layer][name][row] for step in self.mass[:generated] if name in step[layer]]
+                places = torch.stack(steps).sum(0).cpu() if steps else torch.zeros(order.shape[1])
+                total[name][layer] = places[order[layer].argsort()].tolist()
+        return total
 
-    def _trace(self, row: int, generated: int, recorded: list[dict], mass: dict[str, list]) -> Trace:
+    def _trace(self, row: int, generated: int, recorded: list[dict[int, list]]) -> Trace:
         parts, cache, decider, exit_after = self.parts, self.cache, self.decider, self.exits[row]
         visual, text = int(cache.visual[row].sum()), int(cache.text[row].sum())
         stays = [exit_after is None or layer <= exit_after for layer in range(self.layers)]
@@ -226,6 +220,7 @@ class Session:
         live = [text + visual * here for here in stays]
         cached = [text + visual * here for here in keeps]
         experts, top_k = parts.config.num_experts, parts.config.num_experts_per_tok
+        has_experts = [router is not None for router in parts.routers]
 
         def per_layer(name: str, whole: Callable[[int, int], Any]) -> PerLayer:
             """One channel as the trace has it; `whole(step, layer)` where all experts stayed."""
@@ -257,16 +252,16 @@ class Session:
             ],
             prefix=per_layer("prefix", lambda step, layer: None),
             coverage=per_layer("coverage", lambda step, layer: None),
-            routes=per_layer("routes", lambda step, layer: top_k * (1 if step else live[layer])),
+            routes=per_layer("routes", lambda step, layer: top_k * (1 if step else live[layer]) * has_experts[layer]),
             live=live,
             cached=cached,
-            mass={name: [None if m is None else m[row] for m in layers] for name, layers in mass.items()},
+            mass=self._mass(row, generated),
         )
         entry = 2 * parts.config.num_key_value_heads * head_width(parts.config) * cache.element_size()
         steps = max(0, generated - 1)
         trace.kv_bytes = entry * sum(count + steps for count in cached)
         trace.kv_bytes_dense = entry * self.layers * (visual + text + steps)
-        size = Dimensions.of(parts.config, [router is not None for router in parts.routers])
+        size = Dimensions.of(parts.config, has_experts)
         trace.flops = count(trace, size, decider.gate_width)
         return trace
 

@@ -57,7 +57,7 @@ class Trace:
         exit_after: the last layer that saw the visual block (zero-based), None if it stayed.
         gate: one reading per candidate layer, with the threshold `theta`.
         prefix: experts kept per layer (0-based), `coverage`: the share of routed mass they hold.
-        routes: routes computed per layer (tokens x top-k, less under `drop`).
+        routes: routes computed per layer (tokens x top-k, less under `drop`; 0 at layers without experts).
         live: prompt tokens that went through each layer.
         cached: prompt entries left in the KV cache per layer after prefill.
         mass: routed mass before any cut, [layer][native expert], by modality: visual and text prompt tokens, and
@@ -95,8 +95,9 @@ class Trace:
 
     @property
     def mean_prefix(self) -> float:
-        """Mean number of experts kept over every layer and invocation; all experts where nothing was cut."""
-        kept = [m for step in (self.prefix.prefill, *self.prefix.decode) for m in step]
+        """Mean number of experts kept over every invocation of a layer with experts; all where nothing was cut."""
+        layers = [layer for layer, routes in enumerate(self.routes.prefill) if routes]
+        kept = [step[layer] for step in (self.prefix.prefill, *self.prefix.decode) for layer in layers]
         return sum(self.experts if m is None else m for m in kept) / max(1, len(kept))
 
     def to_json(self) -> str:

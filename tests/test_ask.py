@@ -6,8 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from conftest import BUILDERS
+from transformers import AutoTokenizer, GotOcr2ImageProcessorPil
 
-from decomoe.ask import Answer, Loaded, ask, load, stream
+from decomoe.ask import MINI, Answer, Loaded, ask, encode, load, stream
+from decomoe.families import InternVLImageProcessor
 from decomoe.methods import DecoMoE, Dense
 from decomoe.mini.draw import draw
 
@@ -94,3 +97,31 @@ def test_people_at_once_get_their_own_answers(mini):
     with ThreadPoolExecutor(6) as pool:
         together = [pool.submit(ask, mini, *q, method) for q, method in zip(questions, methods, strict=True)]
         assert [answer.result().text for answer in together] == alone
+
+
+def internvl_processor(folder):
+    """A small InternVL processor, made of the mini model's tokenizer with InternVL's image tokens."""
+    names = {"start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<IMG_CONTEXT>"}
+    tokenizer = AutoTokenizer.from_pretrained(MINI, extra_special_tokens={**names, "video_token": "<video>"})
+    images = GotOcr2ImageProcessorPil(
+        size={"height": 16, "width": 16}, crop_to_patches=True, min_patches=1, max_patches=4
+    )
+    template = (MINI / "chat_template.jinja").read_text()
+    template = template.replace("<|vision_start|><|image_pad|><|vision_end|>", "<IMG_CONTEXT>\n")
+    InternVLImageProcessor(images, tokenizer, 4, chat_template=template).save_pretrained(folder)
+    return InternVLImageProcessor.from_pretrained(folder)
+
+
+def test_internvl_tiles_and_special_tokens_in_questions(tmp_path, picture):
+    """Every tile has its tokens, in a batch too, and what a question spells is never one of them."""
+    processor = internvl_processor(tmp_path)
+    loaded = Loaded(BUILDERS["internvl"](), processor)
+    wide = picture.resize((64, 16))
+    questions = ["Where is it?", "Where <IMG_CONTEXT> is <video> it <img></img>?"]
+    inputs = encode(loaded, [(wide, questions[0]), (picture.resize((16, 16)), questions[1])])
+    per_row = (inputs["input_ids"] == processor.image_token_id).sum(1).tolist()
+    assert sum(per_row) == 4 * len(inputs["pixel_values"])
+    assert per_row[0] > per_row[1] > 0
+    alone = encode(loaded, [(wide, questions[0])])
+    assert torch.equal(inputs["pixel_values"][: len(alone["pixel_values"])], alone["pixel_values"])
+    assert questions[1] in processor.tokenizer.decode(inputs["input_ids"][1])

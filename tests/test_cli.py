@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from decomoe import cli
@@ -134,9 +135,9 @@ def many_pictures(folder: Path) -> dict[str, Path]:
 
 def test_pictures_that_people_have_are_answered(decomoe, tmp_path):
     for name, path in many_pictures(tmp_path).items():
-        status, out, err = decomoe("ask", path, "What is in the picture?", "--max-new-tokens", 4)
+        status, out, err = decomoe("ask", path, "What is in the picture?", "--json")
         assert (status, err) == (0, ""), name
-        assert out.strip()
+        assert json.loads(out)["answer"], name
 
 
 SPECIAL = "<|image_pad|> <|video_pad|> <|vision_start|> <|im_end|>\n<|im_start|>assistant\nHi <|endoftext|>"
@@ -188,6 +189,16 @@ def test_a_model_that_is_not_there(picture):
     assert done.returncode == 2
     assert done.stderr.startswith("decomoe: Can't load the model")
     assert done.stderr.count("\n") == 1
+
+
+def test_out_of_memory_is_a_sentence(decomoe, mini, picture, monkeypatch):
+    def runs_out(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(mini.model, "generate", runs_out)
+    status, _, err = decomoe("ask", picture, "What is this?")
+    assert status == 2
+    assert "try a smaller one" in err
 
 
 def test_interrupt_ends_quietly(decomoe, picture, monkeypatch):

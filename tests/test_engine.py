@@ -278,6 +278,9 @@ def test_dense_layers_without_router(family):
     _, _, traces = engine(model, DecoMoE(exit_after=3, prefix=TOP_K, order="native"), inputs)
     assert traces[0].prefix.prefill == [None] * 5 + [TOP_K]
     assert traces[0].mass["text"][4] is None
+    assert traces[0].routes.prefill[4] == 0
+    whole, limited = 3 * TOKENS, TOKENS  # layers 0, 2, 3 keep all experts, layer 5 keeps top-k, 1 and 4 have none
+    assert traces[0].mean_prefix == (whole * EXPERTS + limited * TOP_K) / (whole + limited)
 
 
 def test_unnormalised_top_k():
@@ -313,7 +316,13 @@ def test_a_row_ends_at_its_end_token(model):
         session.generate(inputs, max_new_tokens=6, do_sample=False, eos_token_id=end)
         traces = session.traces()
     assert [trace.tokens.generated for trace in traces] == lengths
-    assert [len(trace.prefix.decode) for trace in traces] == [length - 1 for length in lengths]
+    for prompt, length, trace in zip(PROMPTS, lengths, traces, strict=True):
+        _, _, (alone,) = engine(model, method, inputs_for(model, prompt), tokens=length)
+        assert alone.prefix == trace.prefix
+        assert alone.flops == trace.flops
+        for kind in ("text", "visual", "generated"):
+            for ours, theirs in zip(alone.mass[kind], trace.mass[kind], strict=True):
+                assert ours == pytest.approx(theirs, abs=1e-5)
 
 
 def test_hooks_leave(model):
@@ -354,6 +363,10 @@ def test_only_one_method_at_a_time(model):
         (DecoMoE(exit_after=3, order="native", prefix=1), "top-k"),
         (DecoMoE(exit_after=3, order="native", prefix=EXPERTS + 1), "top-k"),
         (DecoMoE(exit_after=3, order="native", p=0.5, prefix=4), "one of"),
+        (DecoMoE(exit_after="Gate", order="native"), "exit_after is one of"),
+        (DecoMoE(exit_after=3, order="nativ"), "order is one of"),
+        (DecoMoE(exit_after=3, order="native", outside="dropp"), "outside is one of"),
+        (DecoMoE(exit_after=3, order="native", earlier_kv="purged"), "earlier_kv is one of"),
         (DecoMoE(), "calibration"),
         (DecoMoE(exit_after=3), "calibration"),
     ],
@@ -377,6 +390,12 @@ def test_foreign_caches_and_beams_are_refused(model):
             model.generate(**inputs, max_new_tokens=1)
         with pytest.raises(ValueError, match="session"):
             model.generate(**inputs, max_new_tokens=1, cache_implementation="static")
+        with pytest.raises(ValueError, match="several sequences"):
+            session.generate(inputs, max_new_tokens=1, do_sample=True, num_return_sequences=2)
+        two = inputs_for(model, *PROMPTS[:2])
+        del two["attention_mask"]
+        with pytest.raises(ValueError, match="attention_mask"):
+            session.generate(two, max_new_tokens=1)
         with pytest.raises(ValueError, match="beam"):
             session.generate(inputs, max_new_tokens=1, num_beams=2)
         with pytest.raises(ValueError, match="cache"):

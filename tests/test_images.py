@@ -2,6 +2,7 @@
 
 import struct
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -84,6 +85,8 @@ def bomb(path, width, height):
         ("empty.png", lambda path: path.touch(), "is empty"),
         ("text.png", lambda path: path.write_text("hello"), "not a picture"),
         ("bomb.png", lambda path: bomb(path, 20000, 20000), "million"),
+        ("large.png", lambda path: bomb(path, 9500, 9500), "million"),
+        ("picture.ppm", lambda path: path.write_bytes(b"P6 x"), "not a picture"),
         ("strip.png", lambda path: Image.new("RGB", (4000, 10)).save(path), "times the other"),
         ("cut.png", lambda path: bomb(path, 40, 40), "damaged"),
     ],
@@ -93,3 +96,11 @@ def test_what_can_not_be_read_is_said_in_one_sentence(tmp_path, name, make, mess
     with pytest.raises(ValueError, match=message) as caught:
         load_image(tmp_path / name)
     assert "\n" not in str(caught.value)
+
+
+def test_reading_at_once_leaves_pillow_as_it_was(tmp_path):
+    halves().save(tmp_path / "a.png")
+    before = Image.MAX_IMAGE_PIXELS
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: load_image(tmp_path / "a.png"), range(200)))
+    assert before == Image.MAX_IMAGE_PIXELS

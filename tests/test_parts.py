@@ -96,9 +96,25 @@ def test_damaged_calibrations_are_refused(tmp_path):
     artifact.save(tmp_path)
     with pytest.raises(ValueError, match="not a permutation"):
         Calibration.load(tmp_path)
-    meta = json.loads((tmp_path / META).read_text())
-    (tmp_path / META).write_text(json.dumps({**meta, "schema": 0}))
-    with pytest.raises(ValueError, match="schema"):
+    make_artifact().save(tmp_path)
+    good = (tmp_path / META).read_text()
+    for bad in (json.dumps({**json.loads(good), "schema": 0}), "[]", "{}", "", good.replace('"theta"', '"theat"')):
+        (tmp_path / META).write_text(bad)
+        with pytest.raises(ValueError, match="calibrate again"):
+            Calibration.load(tmp_path)
+    (tmp_path / META).write_text(good)
+    (tmp_path / TENSORS).write_bytes((tmp_path / TENSORS).read_bytes()[:-7])
+    with pytest.raises(ValueError, match="calibrate again"):
+        Calibration.load(tmp_path)
+
+
+def test_halves_of_two_calibrations_are_refused(tmp_path):
+    """What a crash between the two renames would leave."""
+    make_artifact().save(tmp_path)
+    meta = (tmp_path / META).read_text()
+    make_artifact().save(tmp_path)
+    (tmp_path / META).write_text(meta)
+    with pytest.raises(ValueError, match="not one piece"):
         Calibration.load(tmp_path)
 
 

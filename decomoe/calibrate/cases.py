@@ -42,27 +42,31 @@ def normalize(answer: str) -> str:
 def run(
     loaded: Loaded, cases: Sequence[Case], method: Method, batch: int = 32, max_new_tokens: int = 16, label: str = ""
 ) -> Iterator[Outcome]:
-    """Ask all `cases` with `method`, in batches, with a progress bar."""
-    tokenizer = loaded.processor.tokenizer
-    with (
-        loaded.lock,
-        torch.inference_mode(),
-        attach(loaded.model, method, loaded.calibration) as session,
-        tqdm(total=len(cases), desc=label or method.name, disable=None) as bar,
-    ):
+    """Ask all `cases` with `method`, in batches, with a progress bar. Between batches the model is free."""
+    with tqdm(total=len(cases), desc=label or method.name, disable=None) as bar:
         for start in range(0, len(cases), batch):
             part = cases[start : start + batch]
-            inputs = encode(loaded, [(case.image, case.question) for case in part])
-            out: Any = session.generate(
-                inputs,
-                max_new_tokens=max_new_tokens,
-                do_sample=False,
-                return_dict_in_generate=True,
-                output_logits=True,
-            )
-            ids = out.sequences[:, inputs["input_ids"].shape[1] :].cpu()
-            for row, trace in enumerate(session.traces()):
-                answer = tokenizer.decode(ids[row, : trace.tokens.generated], skip_special_tokens=True).strip()
-                trace.question, trace.answer = part[row].question, answer
-                yield Outcome(answer, trace, out.logits[0][row].float().cpu())
+            yield from _run_batch(loaded, part, method, max_new_tokens)
             bar.update(len(part))
+
+
+def _run_batch(loaded: Loaded, cases: Sequence[Case], method: Method, max_new_tokens: int) -> list[Outcome]:
+    inputs = encode(loaded, [(case.image, case.question) for case in cases])
+    with loaded.lock, torch.inference_mode(), attach(loaded.model, method, loaded.calibration) as session:
+        out: Any = session.generate(
+            inputs,
+            max_new_tokens=max_new_tokens,
+            do_sample=False,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+        traces = session.traces()
+    ids = out.sequences[:, inputs["input_ids"].shape[1] :].cpu()
+    first_logits = out.logits[0].float().cpu()
+    outcomes = []
+    for row, (case, trace) in enumerate(zip(cases, traces, strict=True)):
+        tokens = ids[row, : trace.tokens.generated]
+        answer = loaded.processor.tokenizer.decode(tokens, skip_special_tokens=True).strip()
+        trace.question, trace.answer = case.question, answer
+        outcomes.append(Outcome(answer, trace, first_logits[row]))
+    return outcomes

@@ -13,7 +13,9 @@ from ..families import Parts
 from ..gate import Gate, text_features
 from ..methods import DecoMoE
 from ..methods.base import Boundary, Decider, Method
-from .cases import Case, normalize, run
+from .cases import Case, Outcome, normalize, run
+
+THETAS = tuple(round(0.05 * step, 2) for step in range(1, 20))
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,9 @@ class _Features(Method):
 
     layers: tuple[int, ...]
     into: list[Tensor] = field(default_factory=list, hash=False)  # one (B, candidates, 2d) per batch
+
+    def settings(self) -> dict[str, Any]:
+        return {"layers": self.layers}  # without what is collected
 
     def bind(self, parts: Parts, calibration: Calibration | None) -> Decider:
         return _Collector(self)
@@ -58,33 +63,48 @@ class Observed:
 
 def observe(loaded: Loaded, cases: Sequence[Case], candidates: Sequence[int]) -> Observed:
     """Run every case dense and with a forced exit after every candidate, all experts on."""
+    if not candidates:
+        raise ValueError("There is no layer to calibrate the gate at; take candidates closer together.")
     collector = _Features(layers=tuple(candidates))
-    dense = list(run(loaded, cases, collector, label="dense"))
-    first = torch.tensor([outcome.first_logits.argmax().item() for outcome in dense])
-
-    def right(outcomes: list) -> Tensor:
-        pairs = zip(outcomes, cases, strict=True)
-        return torch.tensor([normalize(outcome.answer) == normalize(case.answer) for outcome, case in pairs])
-
+    first, dense_correct = [], []
+    for case, outcome in zip(cases, run(loaded, cases, collector, label="dense"), strict=True):
+        first.append(outcome.first_logits.argmax())
+        dense_correct.append(_right(outcome, case))
     correct, nll = [], []
     for layer in candidates:
-        outcomes = list(run(loaded, cases, DecoMoE(exit_after=layer, rcep=False), label=f"exit after {layer}"))
-        correct.append(right(outcomes))
-        logits = torch.stack([outcome.first_logits for outcome in outcomes])
-        nll.append(nn.functional.cross_entropy(logits, first, reduction="none"))
+        outcomes = run(loaded, cases, DecoMoE(exit_after=layer, rcep=False), label=f"exit after {layer}")
+        seen = [
+            (_right(outcome, case), nn.functional.cross_entropy(outcome.first_logits, token))
+            for case, outcome, token in zip(cases, outcomes, first, strict=True)
+        ]
+        correct.append(torch.tensor([right for right, _ in seen]))
+        nll.append(torch.stack([loss for _, loss in seen]))
     return Observed(
-        list(candidates), torch.cat(collector.into), torch.stack(correct, 1), torch.stack(nll, 1), right(dense)
+        list(candidates),
+        torch.cat(collector.into),
+        torch.stack(correct, 1),
+        torch.stack(nll, 1),
+        torch.tensor(dense_correct),
     )
+
+
+def _right(outcome: Outcome, case: Case) -> bool:
+    return normalize(outcome.answer) == normalize(case.answer)
 
 
 def label(seen: Observed, cases: Sequence[int]) -> tuple[Tensor, float]:
     """(C, G) bool, whether an exit is fine: correct, and the reference token's NLL at most tau.
 
     tau is the 95th percentile, over `cases`, of the NLL at each case's earliest correct exit.
+
+    Raises:
+        ValueError: no case was answered correctly at any exit.
     """
     rows = torch.tensor(list(cases))
     correct, nll = seen.correct[rows], seen.nll[rows]
     solved = correct.any(1)
+    if not solved.any():
+        raise ValueError("No question was answered correctly at any exit: this model can't be calibrated on this data.")
     earliest = correct.int().argmax(1, keepdim=True)
     tau = torch.quantile(nll.gather(1, earliest)[solved, 0], 0.95).item()
     return seen.correct & (seen.nll <= tau), tau
@@ -140,17 +160,13 @@ def tune_theta(gate: Gate, seen: Observed, cases: Sequence[int], retain: float) 
     p_exit = torch.stack([gate(layer, features[:, i]) for i, layer in enumerate(gate.candidates)], 1)
     outcomes = torch.cat([correct, dense[:, None]], 1)  # the last column: never exits
     depth = torch.tensor([*gate.candidates, gate.candidates[-1] + 1]).float()
-    best: tuple[float, float, float] | None = None
-    for theta in [round(0.05 * step, 2) for step in range(1, 20)] + [0.99]:
+    results = []
+    for theta in (*THETAS, 0.99):
         fires = torch.cat([p_exit >= theta, torch.ones(len(rows), 1, dtype=torch.bool)], 1)
         exits = fires.int().argmax(1)
         accuracy = outcomes.gather(1, exits[:, None]).float().mean().item()
-        mean_exit = depth[exits].mean().item()
-        if accuracy >= retain * dense.float().mean().item() and (best is None or mean_exit < best[2]):
-            best = (theta, accuracy, mean_exit)
-        if theta == 0.99 and best is None:
-            best = (theta, accuracy, mean_exit)
-    assert best is not None
-    theta, accuracy, mean_exit = best
+        results.append((depth[exits].mean().item(), theta, accuracy))
+    wanted = retain * dense.float().mean().item()
+    mean_exit, theta, accuracy = min((r for r in results if r[2] >= wanted), default=results[-1])
     report = {"dense_accuracy": dense.float().mean().item(), "accuracy": accuracy, "mean_exit": mean_exit}
     return theta, report

@@ -1,7 +1,7 @@
 """DecoMoE (paper, Sec. 2 and Appendix A): SAVB drops the visual block, RCEP then keeps a prefix of the experts."""
 
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal, get_args, get_type_hints
 
 import torch
 from torch import Tensor
@@ -17,6 +17,11 @@ from .base import Boundary, Decider, Method, Prefix, Routing
 def paper_fixed_exit(layers: int) -> int:
     """The paper's fixed exit (Table 2: after layer 28 of 48), at the same relative depth."""
     return round(28 / 48 * layers)
+
+
+def _choices(hint: Any) -> list[str]:
+    """The strings that a type hint admits."""
+    return [hint] if isinstance(hint, str) else [choice for part in get_args(hint) for choice in _choices(part)]
 
 
 @dataclass(frozen=True)
@@ -52,8 +57,16 @@ class DecoMoE(Method):
     earlier_kv: Literal["purge", "keep"] = "purge"
     decode_rcep: Literal["after exit", "all layers"] = "after exit"
 
+    def _check_choices(self) -> None:
+        hints = get_type_hints(DecoMoE)
+        for field in fields(self):
+            value, known = getattr(self, field.name), _choices(hints[field.name])
+            if isinstance(value, str) and value not in known:
+                raise ValueError(f"{field.name} is one of {', '.join(known)}, not {value}.")
+
     def bind(self, parts: Parts, calibration: Calibration | None) -> "DecoMoEDecider":
         layers, experts, top_k = len(parts.layers), parts.config.num_experts, parts.config.num_experts_per_tok
+        self._check_choices()
         if isinstance(self.exit_after, int) and not parts.first_exit <= self.exit_after < layers:
             raise ValueError(
                 f"Visual tokens can leave this model after layers {parts.first_exit} to {layers - 1}, "
@@ -133,7 +146,7 @@ class DecoMoEDecider(Decider):
         if state.layer not in self.candidates:
             return None
         features = text_features(state.hidden, state.text_after_image if self.after_image else state.text)
-        p_exit = self.gate.to(features.device)(state.layer, features)
+        p_exit = self.gate(state.layer, features)
         for reading, value in zip(state.readings, p_exit.tolist(), strict=True):
             reading[state.layer] = value
         return p_exit >= self.theta

@@ -15,8 +15,8 @@ DRAW = """
 const box = element.querySelector('.chart-box'), note = element.querySelector('.chart-note');
 const draw = () => {
   const figure = props.value;
-  if (!figure || !figure.data) return;
   if (!window.Plotly) { setTimeout(draw, 100); return; }
+  if (!figure || !figure.data) { note.textContent = ''; Plotly.react(box, [], {}); return; }
   note.textContent = figure.summary;
   box.setAttribute('aria-label', figure.summary);
   const color = getComputedStyle(element).color;

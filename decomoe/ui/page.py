@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import gradio as gr
-import torch
 from PIL import Image
 
 from ..ask import MINI, Answer, Loaded, ask, stream
@@ -32,6 +31,7 @@ def build(loaded: Loaded) -> gr.Blocks:
     _warm_up(loaded)
     layers = loaded.model.config.get_text_config().num_hidden_layers
     calibrated = loaded.calibration is not None
+    gated = loaded.calibration is not None and loaded.calibration.gate is not None
 
     def compare(image: Any, question: str, savb: bool, rcep: bool, p: float) -> Iterator[tuple[Any, ...]]:
         """Dense, then DecoMoE, each streaming; one after the other, because together neither time would be true."""
@@ -65,9 +65,7 @@ def build(loaded: Loaded) -> gr.Blocks:
                     go = gr.Button("Ask", variant="primary")
                     stop = gr.Button("Stop")
                 with gr.Row():
-                    savb = gr.Checkbox(
-                        calibrated, label="SAVB", info="the gate picks the exit layer", interactive=calibrated
-                    )
+                    savb = gr.Checkbox(gated, label="SAVB", info="the gate picks the exit layer", interactive=gated)
                     rcep = gr.Checkbox(
                         calibrated, label="RCEP", info="keep a prefix of experts", interactive=calibrated
                     )
@@ -146,6 +144,4 @@ def _sentence(error: Exception) -> str:
     if isinstance(error, ValueError):
         return str(error)
     logging.getLogger(__name__).error("a question failed", exc_info=error)
-    if isinstance(error, torch.OutOfMemoryError):
-        return "The model ran out of memory on this picture; try a smaller one."
     return "Something went wrong inside; the server's log says what. The page still works."

@@ -67,7 +67,8 @@ def gate_figure(trace: Trace) -> Figure:
 def prefix_figure(trace: Trace) -> Figure:
     """Experts kept per layer: bars for the prefill, dots for the decode step at hand; dense is all of them."""
     layers = list(range(trace.layers))
-    kept = [trace.experts if m is None else m for m in trace.prefix.prefill]
+    some = [routes > 0 for routes in trace.routes.prefill]  # no bar at a layer without experts
+    kept = [(m or trace.experts) * some[layer] for layer, m in enumerate(trace.prefix.prefill)]
     colors = [DENSE if m is None else OURS for m in trace.prefix.prefill]
     data: list[dict[str, Any]] = [
         {
@@ -80,7 +81,7 @@ def prefix_figure(trace: Trace) -> Figure:
         }
     ]
     if trace.prefix.decode:
-        last = [trace.experts if m is None else m for m in trace.prefix.decode[-1]]
+        last = [(m or trace.experts) if some[layer] else None for layer, m in enumerate(trace.prefix.decode[-1])]
         data.append(
             {
                 "type": "scatter",
