@@ -1,6 +1,6 @@
 """Attaches a method to a model. The only file that registers hooks; they live inside a `with`."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -10,27 +10,22 @@ from torch import Tensor, nn
 
 from .cache import LayoutCache
 from .calibration import Calibration
-from .experts import expert_order
 from .families import Parts, parts_of
-from .flops import Dimensions, count, head_width
 from .layout import take
 from .methods import Method
 from .methods.base import Boundary, Decider, Routing
 from .prefix import drop, reroute, routed_mass
-from .trace import GateReading, PerLayer, Tokens, Trace
-
-CHANNELS = ("prefix", "coverage", "routes")  # what is recorded of one limited router invocation, per row
+from .record import Record
+from .trace import Trace
 
 
 class Session:
     """One method at work on one model, one batch of questions at a time. Made by `attach`."""
 
-    cache: Any = None  # the LayoutCache of the batch at hand
-    lengths: list[int]
-
     def __init__(self, parts: Parts, method: Method, decider: Decider) -> None:
         self.parts, self.method, self.decider = parts, method, decider
-        self.layers = len(parts.layers)
+        self.cache: Any = None  # the LayoutCache of the batch at hand
+        self.record: Any = None  # its Record
 
     # --- what callers use ------------------------------------------------------------------------------------------
 
@@ -45,12 +40,17 @@ class Session:
                 raise ValueError("Several rows need an attention_mask that tells padding from text.")
             attention_mask = torch.ones_like(input_ids)
         visual = torch.isin(input_ids, torch.tensor(self.parts.visual_token_ids, device=input_ids.device))
-        self._reset(LayoutCache(self.parts.config, visual, attention_mask))
+        self.cache = LayoutCache(self.parts.config, visual, attention_mask)
+        self.record = Record(self.parts, self.cache)
+        self.decoding = False
+        self.rotary: tuple[Any, ...] = (None,)
         return self.cache
 
     def generate(self, inputs: dict[str, Any], **options: Any) -> Any:
-        """`model.generate` on a processor's output, with the method at work. Same result: (B, S + G) token ids, or
-        what `return_dict_in_generate` asks for.
+        """`model.generate` on a processor's output, with the method at work.
+
+        Returns:
+            What `generate` does: (B, S + G) token ids, or what `return_dict_in_generate` asks for.
 
         Raises:
             ValueError: an option that the method can't follow (beam search, another cache).
@@ -60,14 +60,19 @@ class Session:
         cache = self.new_cache(inputs["input_ids"], inputs.get("attention_mask"))
         out = self.parts.model.generate(**inputs, cache=cache, **options)
         ids = out if isinstance(out, Tensor) else out.sequences
-        self.lengths = self._lengths(ids[:, cache.prompt :].cpu(), options.get("eos_token_id"))
+        self.record.lengths = self._lengths(ids[:, cache.prompt :].cpu(), options.get("eos_token_id"))
         return out
 
     def traces(self) -> list[Trace]:
         """What happened to each row of the last batch, up to its end token."""
-        steps = [{layer: values.tolist() for layer, values in step.items()} for step in self.steps]
-        lengths = self.lengths or [len(steps)] * len(self.exits)
-        return [self._trace(row, length, steps) for row, length in enumerate(lengths)]
+        traces = []
+        for row in range(len(self.record.exits)):
+            trace = self.record.trace(row, self.decider.purge)
+            trace.method, trace.settings = self.method.name, self.method.settings()
+            trace.theta, trace.gate = self.decider.theta, self.record.gate(row, self.decider.candidates)
+            self.record.add_flops(trace, self.decider.gate_width)
+            traces.append(trace)
+        return traces
 
     def _lengths(self, ids: Tensor, ends: int | list[int] | None) -> list[int]:
         """How many tokens each row of (B, G) was given, its end token included."""
@@ -80,16 +85,6 @@ class Session:
 
     # --- hooks -----------------------------------------------------------------------------------------------------
 
-    def _reset(self, cache: LayoutCache) -> None:
-        rows = len(cache.visual)
-        self.cache, self.decoding = cache, False
-        self.lengths = []  # tokens given to each row, once `generate` is through
-        self.exits: list[int | None] = [None] * rows
-        self.readings: list[dict[int, float]] = [{} for _ in range(rows)]
-        self.steps: list[dict[int, Tensor]] = []  # per forward: {limited layer: (channels, B)}
-        self.mass: list[dict[int, dict[str, Tensor]]] = []  # per forward: {layer: {modality: (B, E)}}
-        self.rotary: tuple[Any, ...] = (None,)
-
     def begin(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         """Pre-hook of the text model: a forward starts."""
         cache: Any = kwargs.get("cache")
@@ -101,10 +96,9 @@ class Session:
         self.decoding = cache.get_seq_length() > 0
         if length != (1 if self.decoding else cache.prompt):
             raise ValueError("A method needs the whole prompt in one prefill, and then one token at a time.")
-        if len(kwargs["inputs_embeds"]) != len(self.exits):
+        if len(kwargs["inputs_embeds"]) != len(self.record.exits):
             raise ValueError("A method can't follow beams or several sequences a row; ask for one.")
-        self.steps.append({})
-        self.mass.append({})
+        self.record.new_step()
         cache.new_step()
 
     def enter(self, layer: int, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict] | None:
@@ -114,7 +108,7 @@ class Session:
             slots = self._let_go(layer - 1, hidden)
             if slots is not None:
                 hidden = take(hidden, slots, 1)
-        if not any(exit_after is not None for exit_after in self.exits):
+        if not any(exit_after is not None for exit_after in self.record.exits):
             return None  # nothing has happened: the layer's own arguments, bit for bit
         kwargs = {
             **kwargs,
@@ -128,11 +122,10 @@ class Session:
     def route(self, layer: int, module: nn.Module, args: tuple, output: tuple[Tensor, Tensor, Tensor]) -> tuple | None:
         """Hook of a router: record its mass, then limit it to the method's prefix."""
         logits, scores, indices = output
-        _cache, experts = self.cache, logits.shape[-1]
-        rows = len(self.exits)
+        rows, experts = len(self.record.exits), logits.shape[-1]
         each = routed_mass(scores, indices, experts).view(rows, -1, experts)
-        mass = self._record_mass(layer, each)
-        prefix = self.decider.prefix(Routing(layer, self.decoding, mass, self.exits))
+        mass = self.record.add_mass(layer, each, self.decoding)
+        prefix = self.decider.prefix(Routing(layer, self.decoding, mass, self.record.exits))
         if prefix is None:
             return None
         inside = prefix.rank < prefix.length.unsqueeze(1)  # (B, E)
@@ -145,15 +138,15 @@ class Session:
         if not self.decoding:
             routes = routes & self.cache.layouts[layer].valid.to(routes.device).unsqueeze(-1)
         coverage = torch.where(inside, mass, 0).sum(1) / mass.sum(1)
-        self.steps[-1][layer] = torch.stack([prefix.length.double(), coverage, routes.sum((1, 2)).double()])
+        self.record.limited[-1][layer] = torch.stack([prefix.length.double(), coverage, routes.sum((1, 2)).double()])
         return logits, scores, indices
 
     def end(self, module: nn.Module, args: tuple) -> None:
         """Pre-hook of the final norm: after prefill, earlier layers lose what has left."""
         if self.decoding:
             return
-        self._let_go(self.layers - 1, args[0])
-        last = max((exit_after for exit_after in self.exits if exit_after is not None), default=-1)
+        self._let_go(len(self.parts.layers) - 1, args[0])
+        last = max((exit_after for exit_after in self.record.exits if exit_after is not None), default=-1)
         if self.decider.purge and last >= 0:
             self.cache.purge(range(last + 1), self._gone())
 
@@ -161,20 +154,21 @@ class Session:
 
     def _gone(self) -> Tensor:
         """(B, S) bool: the prompt tokens that have left."""
-        exited = torch.tensor([exit_after is not None for exit_after in self.exits], device=self.cache.visual.device)
-        return self.cache.visual & exited.unsqueeze(1)
+        exited = [exit_after is not None for exit_after in self.record.exits]
+        return self.cache.visual & torch.tensor(exited, device=self.cache.visual.device).unsqueeze(1)
 
     def _let_go(self, layer: int, hidden: Tensor) -> Tensor | None:
         """Ask the method after `layer`. If rows exit: set the layout of the layers to come, return slots (B, N')."""
-        if all(exit_after is not None for exit_after in self.exits):
+        exits = self.record.exits
+        if all(exit_after is not None for exit_after in exits):
             return None
-        leaves = self.decider.leaves(Boundary(layer, hidden, self.cache, self.readings))
-        if leaves is None:
+        leaves = self.decider.leaves(Boundary(layer, hidden, self.cache, self.record.readings))
+        leaving = [] if leaves is None else leaves.tolist()
+        rows = [row for row, left in enumerate(leaving) if left and exits[row] is None]
+        if not rows:
             return None
-        leaving = [left and old is None for left, old in zip(leaves.tolist(), self.exits, strict=True)]
-        if not any(leaving):
-            return None
-        self.exits = [layer if left else old for left, old in zip(leaving, self.exits, strict=True)]
+        for row in rows:
+            exits[row] = layer
         return self.cache.let_go(layer, self._gone())
 
     def _rotary(self, layer: int, full: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -184,86 +178,6 @@ class Session:
             rows = len(layout.index)
             self.rotary = (layout, *(take(x.expand(rows, -1, -1), layout.index, 1) for x in full))
         return self.rotary[1:]
-
-    def _record_mass(self, layer: int, each: Tensor) -> Tensor:
-        """Record (B, N, E) routed mass by modality; the result is (B, E), over all tokens that are not padding."""
-        layout = self.cache.layouts[layer]
-        if self.decoding:
-            kinds = {"generated": each.sum(1)}
-        else:
-            kinds = {}
-            for name, tokens in (("visual", self.cache.visual), ("text", self.cache.text)):
-                slots = (layout.of_prompt(tokens) & layout.valid).to(each.device)
-                kinds[name] = torch.where(slots.unsqueeze(-1), each, 0).sum(1)
-        self.mass[-1][layer] = kinds
-        return torch.stack(list(kinds.values())).sum(0)
-
-    # --- from record to trace ----------------------------------------------------------------------------------------
-
-    def _mass(self, row: int, generated: int) -> dict[str, list[list[float] | None]]:
-        """Routed mass of a row by modality, [layer][native expert]; None at layers without experts."""
-        order = expert_order(self.parts)
-        total: dict[str, list[list[float] | None]] = {}
-        for name in ("visual", "text", "generated"):
-            total[name] = [None] * self.layers
-            for layer in self.mass[0]:
-                steps = [step[layer][name][row] for step in self.mass[:generated] if name in step[layer]]
-                places = torch.stack(steps).sum(0).cpu() if steps else torch.zeros(order.shape[1])
-                total[name][layer] = places[order[layer].argsort()].tolist()
-        return total
-
-    def _trace(self, row: int, generated: int, recorded: list[dict[int, list]]) -> Trace:
-        parts, cache, decider, exit_after = self.parts, self.cache, self.decider, self.exits[row]
-        visual, text = int(cache.visual[row].sum()), int(cache.text[row].sum())
-        stays = [exit_after is None or layer <= exit_after for layer in range(self.layers)]
-        keeps = [here and (exit_after is None or not decider.purge) for here in stays]
-        live = [text + visual * here for here in stays]
-        cached = [text + visual * here for here in keeps]
-        experts, top_k = parts.config.num_experts, parts.config.num_experts_per_tok
-        has_experts = [router is not None for router in parts.routers]
-
-        def per_layer(name: str, whole: Callable[[int, int], Any]) -> PerLayer:
-            """One channel as the trace has it; `whole(step, layer)` where all experts stayed."""
-            channel, table = CHANNELS.index(name), []
-            for number, step in enumerate(recorded[:generated]):
-                limited = [layer in step and step[layer][0][row] < experts for layer in range(self.layers)]
-                values = [
-                    step[layer][channel][row] if limited[layer] else whole(number, layer)
-                    for layer in range(self.layers)
-                ]
-                table.append([int(x) if name != "coverage" and x is not None else x for x in values])
-            return PerLayer(table[0], table[1:])
-
-        readings = self.readings[row]
-        trace = Trace(
-            method=self.method.name,
-            settings=self.method.settings(),
-            model=parts.model.name_or_path or parts.family.name,
-            question="",
-            layers=self.layers,
-            experts=experts,
-            top_k=top_k,
-            tokens=Tokens(visual, text, generated),
-            exit_after=exit_after,
-            theta=decider.theta,
-            gate=[
-                GateReading(layer, readings.get(layer) if exit_after is None or layer <= exit_after else None)
-                for layer in decider.candidates
-            ],
-            prefix=per_layer("prefix", lambda step, layer: None),
-            coverage=per_layer("coverage", lambda step, layer: None),
-            routes=per_layer("routes", lambda step, layer: top_k * (1 if step else live[layer]) * has_experts[layer]),
-            live=live,
-            cached=cached,
-            mass=self._mass(row, generated),
-        )
-        entry = 2 * parts.config.num_key_value_heads * head_width(parts.config) * cache.element_size()
-        steps = max(0, generated - 1)
-        trace.kv_bytes = entry * sum(count + steps for count in cached)
-        trace.kv_bytes_dense = entry * self.layers * (visual + text + steps)
-        size = Dimensions.of(parts.config, has_experts)
-        trace.flops = count(trace, size, decider.gate_width)
-        return trace
 
 
 @contextmanager

@@ -16,6 +16,7 @@ FLOORS = {
     "experts": 1,
     "calibration": 1,
     "methods": 2,
+    "record": 2,
     "runtime": 3,
     "ask": 4,
     "__init__": 5,

@@ -1,0 +1,130 @@
+"""What the hooks note down while one batch of questions runs, and the trace of each row that comes of it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .cache import LayoutCache
+from .experts import expert_order
+from .families import Parts
+from .flops import Dimensions, count, head_width
+from .trace import GateReading, PerLayer, Tokens, Trace
+
+MODALITIES = ("visual", "text", "generated")
+
+
+class Record:
+    """Tensors stay on the device until `trace` is called.
+
+    Attributes:
+        exits: per row, the layer after which its visual block left, None if it has not.
+        readings: per row, {candidate layer: p_exit}.
+        lengths: tokens given to each row; empty until known, then every forward counts.
+        limited: per forward, {layer: (3, B)}: experts kept, share of mass they cover, routes computed.
+        mass: per forward, {layer: {modality: (B, E)}}, by place in the model.
+    """
+
+    def __init__(self, parts: Parts, cache: LayoutCache) -> None:
+        rows = len(cache.visual)
+        self.parts, self.cache = parts, cache
+        self.exits: list[int | None] = [None] * rows
+        self.readings: list[dict[int, float]] = [{} for _ in range(rows)]
+        self.lengths: list[int] = []
+        self.limited: list[dict[int, Tensor]] = []
+        self.mass: list[dict[int, dict[str, Tensor]]] = []
+
+    def new_step(self) -> None:
+        """A forward starts."""
+        self.limited.append({})
+        self.mass.append({})
+
+    def add_mass(self, layer: int, each: Tensor, decoding: bool) -> Tensor:
+        """Note (B, N, E) routed mass by modality; the result is (B, E), over all tokens that are not padding."""
+        layout, kinds = self.cache.layouts[layer], {}
+        if decoding:
+            kinds["generated"] = each.sum(1)
+        else:
+            for name, tokens in (("visual", self.cache.visual), ("text", self.cache.text)):
+                slots = (layout.of_prompt(tokens) & layout.valid).to(each.device)
+                kinds[name] = torch.where(slots.unsqueeze(-1), each, 0).sum(1)
+        self.mass[-1][layer] = kinds
+        return torch.stack(list(kinds.values())).sum(0)
+
+    def trace(self, row: int, purged: bool) -> Trace:
+        """What happened to one row, up to its end token. `purged`: layers up to the exit lost their visual keys too.
+
+        Method, gate and question are the caller's to fill in; FLOPs wait for the gate.
+        """
+        config, cache, exit_after = self.parts.config, self.cache, self.exits[row]
+        generated = self.lengths[row] if self.lengths else len(self.limited)
+        visual, text = int(cache.visual[row].sum()), int(cache.text[row].sum())
+        sees = [exit_after is None or layer <= exit_after for layer in range(len(self.parts.layers))]
+        live = [text + visual * here for here in sees]
+        cached = [text] * len(live) if purged and exit_after is not None else live
+        steps = max(0, generated - 1)
+        entry = 2 * config.num_key_value_heads * head_width(config) * cache.element_size()
+        prefix, coverage, routes = self._limited(row, generated, live)
+        return Trace(
+            method="",
+            settings={},
+            model=self.parts.model.name_or_path or self.parts.family.name,
+            question="",
+            layers=len(live),
+            experts=config.num_experts,
+            top_k=config.num_experts_per_tok,
+            tokens=Tokens(visual, text, generated),
+            exit_after=exit_after,
+            prefix=prefix,
+            coverage=coverage,
+            routes=routes,
+            live=live,
+            cached=cached,
+            mass=self._mass(row, generated),
+            kv_bytes=entry * sum(held + steps for held in cached),
+            kv_bytes_dense=entry * len(live) * (visual + text + steps),
+        )
+
+    def gate(self, row: int, candidates: Sequence[int]) -> list[GateReading]:
+        """What the gate said of one row; nothing counts once the row has left."""
+        last = self.exits[row]
+        return [
+            GateReading(layer, self.readings[row].get(layer) if last is None or layer <= last else None)
+            for layer in candidates
+        ]
+
+    def add_flops(self, trace: Trace, gate_width: int) -> None:
+        """Count the FLOPs of a finished trace."""
+        has_experts = [router is not None for router in self.parts.routers]
+        trace.flops = count(trace, Dimensions.of(self.parts.config, has_experts), gate_width)
+
+    def _limited(self, row: int, generated: int, live: list[int]) -> tuple[PerLayer, PerLayer, PerLayer]:
+        """Experts kept, mass covered and routes computed; None (or all routes) where all experts stayed."""
+        top_k, experts = self.parts.config.num_experts_per_tok, self.parts.config.num_experts
+        tables: tuple[list[list[Any]], ...] = ([], [], [])
+        for number, step in enumerate(self.limited[:generated]):
+            for table in tables:
+                table.append([])
+            for layer, tokens in enumerate(live):
+                kept, covered, routes = step[layer][:, row].tolist() if layer in step else (experts, 1.0, 0)
+                if kept < experts:
+                    values: tuple[Any, ...] = (int(kept), covered, int(routes))
+                else:
+                    whole = 0 if self.parts.routers[layer] is None else top_k * (1 if number else tokens)
+                    values = (None, None, whole)
+                for table, value in zip(tables, values, strict=True):
+                    table[-1].append(value)
+        prefix, coverage, routes = (PerLayer(table[0], table[1:]) for table in tables)
+        return prefix, coverage, routes
+
+    def _mass(self, row: int, generated: int) -> dict[str, list[list[float] | None]]:
+        """Routed mass of a row by modality, [layer][native expert]; None at layers without experts."""
+        order = expert_order(self.parts)
+        total: dict[str, list[list[float] | None]] = {name: [None] * len(order) for name in MODALITIES}
+        for name in MODALITIES:
+            for layer in self.mass[0]:
+                steps = [step[layer][name][row] for step in self.mass[:generated] if name in step[layer]]
+                places = torch.stack(steps).sum(0).cpu() if steps else torch.zeros(order.shape[1])
+                total[name][layer] = places[order[layer].argsort()].tolist()
+        return total
