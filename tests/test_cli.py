@@ -1,6 +1,7 @@
 """The command line on the shipped mini model, as a person runs it."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 from PIL import Image
 
 from decomoe import cli
-from decomoe.ask import load
+from decomoe.ask import MINI, load
 from decomoe.mini.draw import draw
 from decomoe.trace import Trace
 
@@ -181,6 +182,21 @@ def test_bad_input_is_one_sentence_and_status_2(decomoe, tmp_path, name, make, q
     assert message in err
     assert err.count("\n") == 1
     assert "Traceback" not in err
+
+
+def test_a_model_without_calibration(picture, tmp_path, capsys):
+    """Says what it needs; with a fixed exit and the native order it answers."""
+    shutil.copytree(MINI, tmp_path / "model", ignore=shutil.ignore_patterns("calibration"))
+    command = ["ask", str(picture), "Where is the camel?", "--model", str(tmp_path / "model")]
+    assert cli.main(command) == 2
+    assert "has no calibration" in capsys.readouterr().err
+    assert cli.main([*command, "--exit-after", "9", "--order", "native", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["exit_after"] == 9
+    shutil.copytree(MINI / "calibration", tmp_path / "model" / "calibration")
+    meta = tmp_path / "model" / "calibration" / "calibration.json"
+    meta.write_text(meta.read_text().replace(json.loads(meta.read_text())["model"], "0123456789abcdef"))
+    assert cli.main(command) == 2
+    assert "made for another model" in capsys.readouterr().err
 
 
 def test_a_model_that_is_not_there(picture):

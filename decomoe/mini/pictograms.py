@@ -13,7 +13,8 @@ from PIL import Image, ImageDraw, ImageFont
 
 SHEET = Path(__file__).parents[2] / "assets" / "pictograms.png"
 CELL, COLUMNS = 64, 8
-NAMES = """cat dog horse cow pig rabbit bear panda lion tiger monkey frog chicken penguin duck owl fish whale octopus crab
+NAMES = """\
+cat dog horse cow pig rabbit bear panda lion tiger monkey frog chicken penguin duck owl fish whale octopus crab
 snail butterfly bee ladybug turtle snake elephant camel apple banana grapes strawberry pear lemon watermelon
 carrot corn mushroom bread cheese pizza burger cake egg car bus bicycle airplane rocket ship train house tree
 umbrella clock key book guitar drum balloon gift hat hammer lamp""".split()
