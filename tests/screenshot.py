@@ -1,0 +1,34 @@
+"""Draw `assets/page.png`, the README's picture of the page: `python tests/screenshot.py [OUT] [WIDTH] [light|dark]`."""
+
+import sys
+from pathlib import Path
+
+from playwright.sync_api import expect, sync_playwright
+from test_page import CHROMIUM, FLAGS, PATIENCE
+
+from decomoe.ask import load
+from decomoe.ui.page import build, launch_options
+
+ROOT = Path(__file__).parents[1]
+
+
+def main(out: str = str(ROOT / "assets" / "page.png"), width: str = "1280", scheme: str = "light") -> None:
+    """Ask the first example and photograph the whole page."""
+    demo = build(load())
+    _, url, _ = demo.launch(**launch_options(), prevent_thread_lock=True, quiet=True, server_name="127.0.0.1")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        page = browser.new_page(viewport={"width": int(width), "height": 900}, color_scheme=scheme)
+        page.goto(url)
+        page.locator("tr.tr-body, .gallery-item").first.click(timeout=PATIENCE)
+        page.wait_for_timeout(2000)
+        page.get_by_role("button", name="Ask").click()
+        expect(page.locator(".chart-note").first).to_contain_text("layer", timeout=PATIENCE)
+        page.wait_for_timeout(1500)
+        page.screenshot(path=out, full_page=True)
+        browser.close()
+    demo.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
