@@ -123,7 +123,10 @@ def _ask(options: argparse.Namespace) -> int:
     from .ask import ask  # noqa: PLC0415
 
     traces = []
-    for method in _methods(options, loaded.model.config.get_text_config().num_hidden_layers):
+    methods = _methods(options, loaded.model.config.get_text_config().num_hidden_layers)
+    for method in methods if options.compare else []:  # warm-up: a first forward is slow, whoever goes first
+        ask(loaded, image, options.question, method, max_new_tokens=2)
+    for method in methods:
         if options.compare and not options.json:
             print(f"{method.name}: ", end="", flush=True)
         show = _Printer(quiet=options.json)

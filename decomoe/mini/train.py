@@ -309,7 +309,7 @@ def main() -> None:
     parser.add_argument("--state", type=Path, default=Path("work/mini"), help="checkpoints and logs (resumed from)")
     parser.add_argument("--out", type=Path, default=Path("work/mini/model"), help="where the trained model goes")
     parser.add_argument("--vision-steps", type=int, default=880)
-    parser.add_argument("--answer-steps", type=int, default=1750)
+    parser.add_argument("--answer-steps", type=int, default=2050)
     parser.add_argument(
         "--compile", action="store_true", help="torch.compile the layers: minutes to start, then faster"
     )
