@@ -50,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     ask.add_argument("--order", choices=["rcep", "native", "random"], default="rcep", help="order of the experts")
     ask.add_argument("--seed", type=int, default=0, help="of --order random")
     ask.add_argument("--drop", action="store_true", help="drop routes outside the prefix instead of re-picking")
-    ask.add_argument("--keep-kv", action="store_true", help="layers up to the exit keep their visual keys and values")
+    ask.add_argument("--purge-kv", action="store_true", help="layers up to the exit lose their visual KV for decode")
     ask.add_argument("--exit-after", type=int, metavar="N", help="visual tokens leave after layer N")
     ask.add_argument("--theta", type=float, help="the gate's threshold (calibrated by default)")
     ask.add_argument(
@@ -106,7 +106,7 @@ def _methods(options: argparse.Namespace, layers: int) -> "list[Method]":
         order=options.order,
         seed=options.seed,
         outside="drop" if options.drop else "reroute",
-        earlier_kv="keep" if options.keep_kv else "purge",
+        earlier_kv="purge" if options.purge_kv else "keep",
     )
     if options.compare:
         return [Dense(), decomoe]

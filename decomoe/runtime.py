@@ -60,7 +60,9 @@ class Session:
         cache = self.new_cache(inputs["input_ids"], inputs.get("attention_mask"))
         out = self.parts.model.generate(**inputs, cache=cache, **options)
         ids = out if isinstance(out, Tensor) else out.sequences
-        self.record.lengths = self._lengths(ids[:, cache.prompt :].cpu(), options.get("eos_token_id"))
+        settings = options.get("generation_config") or self.parts.model.generation_config
+        ends = options.get("eos_token_id", settings.eos_token_id)
+        self.record.lengths = _lengths(ids[:, cache.prompt :].cpu(), ends)
         return out
 
     def traces(self) -> list[Trace]:
@@ -73,15 +75,6 @@ class Session:
             self.record.add_flops(trace, self.decider.gate_width)
             traces.append(trace)
         return traces
-
-    def _lengths(self, ids: Tensor, ends: int | list[int] | None) -> list[int]:
-        """How many tokens each row of (B, G) was given, its end token included."""
-        if ends is None:
-            ends = self.parts.model.generation_config.eos_token_id
-        if ends is None:
-            return [ids.shape[1]] * len(ids)
-        ended = torch.isin(ids, torch.tensor(ends))
-        return torch.where(ended.any(1), ended.int().argmax(1) + 1, ids.shape[1]).tolist()
 
     # --- hooks -----------------------------------------------------------------------------------------------------
 
@@ -178,6 +171,14 @@ class Session:
             rows = len(layout.index)
             self.rotary = (layout, *(take(x.expand(rows, -1, -1), layout.index, 1) for x in full))
         return self.rotary[1:]
+
+
+def _lengths(ids: Tensor, ends: int | list[int] | None) -> list[int]:
+    """How many tokens each row of (B, G) was given, its end token included."""
+    if ends is None:
+        return [ids.shape[1]] * len(ids)
+    ended = torch.isin(ids, torch.tensor(ends))
+    return torch.where(ended.any(1), ended.int().argmax(1) + 1, ids.shape[1]).tolist()
 
 
 @contextmanager

@@ -69,7 +69,7 @@ def reference(
     inputs: dict[str, Tensor],
     answer: list[int],
     exit_after: int | None = None,
-    purge: bool = True,
+    purge: bool = False,
     prefix_of=None,
     orders: list[list[int]] | None = None,
     how: str = "reroute",

@@ -38,8 +38,9 @@ class DecoMoE(Method):
         order: of the experts: by calibrated text mass, as the model has them, or shuffled (Table 5's rivals).
         seed: of the shuffled order.
         outside: what happens to routes outside the prefix: the paper re-picks top-k inside it; "drop" saves more.
-        earlier_kv: whether layers up to the exit lose their visual keys and values for decode. The paper's algorithm
-            says the block leaves the cache but not in which layers; its Eq. 19 fits "purge".
+        earlier_kv: whether layers up to the exit keep their visual keys and values for decode. The paper's algorithm
+            says the block leaves the cache but not in which layers; its Eq. 19 fits "purge". The first token is the
+            same under both. We keep: longer answers of the mini model break under "purge" (its card has the figures).
         decode_rcep: which layers are limited in decode. The paper's text says those after the exit, its Eq. 19 sums
             over all.
     """
@@ -54,7 +55,7 @@ class DecoMoE(Method):
     order: Literal["rcep", "native", "random"] = "rcep"
     seed: int = 0
     outside: Literal["reroute", "drop"] = "reroute"
-    earlier_kv: Literal["purge", "keep"] = "purge"
+    earlier_kv: Literal["keep", "purge"] = "keep"
     decode_rcep: Literal["after exit", "all layers"] = "after exit"
 
     def _check_choices(self) -> None:

@@ -6,13 +6,14 @@ from pathlib import Path
 from .draw import draw
 
 FOLDER = Path(__file__).parents[2] / "assets" / "examples"
-PICKED = (  # (name, seed, kind of picture, question)
+PICKED = (  # (name, seed, kind of picture, kind of question)
     ("objects", 90_003, "objects", "describe"),
-    ("three-things", 90_017, "objects", "locate"),
-    ("shapes", 90_008, "objects", "color"),
-    ("word", 90_002, "text", "read word"),
-    ("number", 90_020, "text", "read number"),
-    ("chart", 90_006, "chart", "chart"),
+    ("three-things", 90_017, "objects", "name"),
+    ("shapes", 90_008, "objects", "count"),
+    ("word", 90_002, "text", "text color"),
+    ("number", 90_020, "text", "presence"),
+    ("chart", 90_006, "chart", "describe"),
+    ("bars", 90_009, "chart", "chart"),
 )
 
 

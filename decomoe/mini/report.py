@@ -59,8 +59,7 @@ def main() -> None:
         "DecoMoE": DecoMoE(),
         "SAVB only": DecoMoE(rcep=False),
         "RCEP only (fixed exit)": from_toggles(16, savb=False),
-        "DecoMoE, drop": DecoMoE(outside="drop"),
-        "DecoMoE, earlier KV kept": DecoMoE(earlier_kv="keep"),
+        "DecoMoE, earlier KV purged": DecoMoE(earlier_kv="purge"),
     }
     outcomes = {name: list(run(loaded, cases, method, max_new_tokens=64)) for name, method in methods.items()}
     provenance = loaded.calibration.provenance
