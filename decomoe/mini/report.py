@@ -38,7 +38,12 @@ length: executed counts all experts of a prefix (the paper's convention), sparse
 
 {methods}
 
-Retention is the ratio of exact match to dense over the same questions. By kind of question:
+Retention is the ratio of exact match to dense over the same questions.
+
+"describe" questions (answers of ten to forty tokens) are not in the calibration data, and lose most. Presence and relation
+are near chance in the dense model already, and reading letters, words and numbers has not been learned: training was short.
+
+By kind of question:
 
 {kinds}
 """
