@@ -7,12 +7,12 @@ from .draw import draw
 
 FOLDER = Path(__file__).parents[2] / "assets" / "examples"
 PICKED = (  # (name, seed, kind of picture, kind of question)
+    ("chart", 90_006, "chart", "describe"),
     ("objects", 90_003, "objects", "describe"),
     ("three-things", 90_017, "objects", "name"),
     ("shapes", 90_008, "objects", "count"),
     ("word", 90_002, "text", "text color"),
     ("number", 90_020, "text", "presence"),
-    ("chart", 90_006, "chart", "describe"),
     ("bars", 90_009, "chart", "chart"),
 )
 

@@ -27,8 +27,8 @@ nothing that suits the method.
 On two CPU cores, shared with other work; `python -m decomoe.mini.train --compile` trains it anew.
 
 ## Calibration
-`decomoe calibrate --out assets/mini/calibration`: {cases} drawn questions from seed 500 000 up, half for expert orders
-and gate, half for theta ({theta}). The paper's procedure (forced exits at every candidate, labels from correctness and
+`decomoe calibrate --cases {cases} --out assets/mini/calibration`: drawn questions from seed 500 000 up, half for expert
+orders and gate, half for theta ({theta}). The paper's procedure (forced exits at every candidate, labels from correctness and
 a first-token NLL within its 95th percentile, one two-class MLP a candidate), with more epochs.
 
 ## Measured
@@ -40,8 +40,9 @@ length: executed counts all experts of a prefix (the paper's convention), sparse
 
 Retention is the ratio of exact match to dense over the same questions.
 
-"describe" questions (answers of ten to forty tokens) are not in the calibration data, and lose most. Presence and relation
-are near chance in the dense model already, and reading letters, words and numbers has not been learned: training was short.
+"describe" questions (answers of ten to forty tokens) are not in the calibration data, and lose most. Presence and
+relation are near chance in the dense model already, and reading letters, words and numbers has not been learned:
+training was short.
 
 By kind of question:
 
