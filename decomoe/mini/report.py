@@ -27,9 +27,10 @@ nothing that suits the method.
 On two CPU cores, shared with other work; `python -m decomoe.mini.train --compile` trains it anew.
 
 ## Calibration
-`decomoe calibrate --cases {cases} --out assets/mini/calibration`: drawn questions from seed 500 000 up, half for expert
-orders and gate, half for theta ({theta}). The paper's procedure (forced exits at every candidate, labels from correctness
-and a first-token NLL within its 95th percentile, one two-class MLP a candidate), with more epochs.
+`decomoe calibrate --cases {cases} --out assets/mini/calibration`: drawn questions from seed 500 000 up,
+half for expert orders and gate, half for theta ({theta}). The paper's procedure (forced exits at every candidate,
+labels from correctness and a first-token NLL within its 95th percentile, one two-class MLP a
+candidate), with more epochs.
 
 ## Measured
 `python -m decomoe.mini.report --cases {count}`: {count} questions about held-out pictures (seeds from 0 up), exact
