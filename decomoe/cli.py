@@ -152,11 +152,11 @@ class _Printer:
 
 def summary(trace: "Trace") -> str:
     """One line for people."""
-    exit_after = "visual tokens stay" if trace.exit_after is None else f"exit after layer {trace.exit_after}"
+    exit_after = "no exit" if trace.exit_after is None else f"exit after layer {trace.exit_after} of {trace.layers}"
     tpot = "" if trace.tpot_s is None else f", TPOT {trace.tpot_s * 1000:.0f} ms"
     flops = trace.flops
     return (
-        f"{exit_after} of {trace.layers} | mean prefix {trace.mean_prefix:.1f} of {trace.experts} experts | "
+        f"{exit_after} | mean prefix {trace.mean_prefix:.1f} of {trace.experts} experts | "
         f"TTFT {(trace.ttft_s or 0) * 1000:.0f} ms{tpot} | FLOPs against dense: "
         f"{flops.executed / flops.executed_dense:.2f} executed, {flops.sparse / flops.sparse_dense:.2f} sparse"
     )

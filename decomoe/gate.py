@@ -1,4 +1,4 @@
-"""The SAVB gate: from the text states after a layer, should the visual block leave now? (paper, Sec. 3; METHODS 2.1)"""
+"""The SAVB gate: from the text states after a layer, should the visual block leave now? (paper, SAVB)"""
 
 import torch
 from torch import Tensor, nn

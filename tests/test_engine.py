@@ -1,4 +1,4 @@
-"""The engine against the slow reference, on both families: what DESIGN calls the rules that keep it sound."""
+"""The engine against the slow reference, on both families: the rules that keep it sound."""
 
 from functools import partial
 

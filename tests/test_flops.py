@@ -38,7 +38,7 @@ def test_dense_baseline_of_the_paper():
 
 
 def test_internvl_baseline_of_the_paper_is_sparse():
-    """Table 1's 9.86 TFLOPs is S = 1617 under the sparse convention (METHODS 3)."""
+    """Table 1's 9.86 TFLOPs is S = 1617 under the sparse convention."""
     assert count(make_trace(1617, 80), QWEN_30B).sparse == pytest.approx(9.86e12, rel=1e-3)
 
 
@@ -65,7 +65,7 @@ def test_one_layer_by_hand():
 
 
 def test_gate_readings_are_charged():
-    """4.2 MFLOPs each at the paper's size (METHODS 3); candidates that were not read cost nothing."""
+    """4.2 MFLOPs each at the paper's size; candidates that were not read cost nothing."""
     trace = make_trace(100, 20)
     trace.gate = [GateReading(3, 0.1), GateReading(7, 0.2), GateReading(11, None)]
     extra = count(trace, QWEN_30B, 512).executed - count(make_trace(100, 20), QWEN_30B).executed
