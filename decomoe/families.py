@@ -55,19 +55,14 @@ class Family:
 
     name: str
     text_model: str  # the decoder, without the LM head
-    vision: str  # the vision encoder
     router: str  # below a decoder layer; its output is (logits, scores, indices)
     experts: str  # below a decoder layer; parameters with the expert as dimension 0
     processor: type[ProcessorMixin]
 
 
 FAMILIES = {
-    "qwen3_vl_moe": Family(
-        "Qwen3-VL-MoE", "model.language_model", "model.visual", "mlp.gate", "mlp.experts", Qwen3VLImageProcessor
-    ),
-    "internvl": Family(
-        "InternVL", "model.language_model", "model.vision_tower", "mlp.gate", "mlp.experts", InternVLImageProcessor
-    ),
+    "qwen3_vl_moe": Family("Qwen3-VL-MoE", "model.language_model", "mlp.gate", "mlp.experts", Qwen3VLImageProcessor),
+    "internvl": Family("InternVL", "model.language_model", "mlp.gate", "mlp.experts", InternVLImageProcessor),
 }
 
 
@@ -104,10 +99,6 @@ class Parts:
     @cached_property
     def text_model(self) -> Any:
         return self.model.get_submodule(self.family.text_model)
-
-    @cached_property
-    def vision(self) -> nn.Module:
-        return self.model.get_submodule(self.family.vision)
 
     @cached_property
     def layers(self) -> list[Any]:

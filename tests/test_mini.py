@@ -85,18 +85,7 @@ def test_packed_questions_are_exactly_single_ones(tokenizer):
     packed = train.pack_questions([picture], tokenizer)
     pixels, grids = train.patchify([picture])
     with torch.no_grad():
-        seen = model.model.visual(pixels, grid_thw=grids)
-        visual = packed.input_ids == model.config.image_token_id
-        embeds = model.model.language_model.embed_tokens(packed.input_ids)
-        embeds = embeds.masked_scatter(visual[..., None], seen.pooler_output)
-        hidden = model.model.language_model(
-            inputs_embeds=embeds,
-            attention_mask=packed.mask,
-            position_ids=packed.position_ids,
-            visual_pos_masks=visual,
-            deepstack_visual_embeds=seen.deepstack_features,
-            use_cache=False,
-        ).last_hidden_state
+        hidden = train.read(model, packed, model.model.visual(pixels, grid_thw=grids)).last_hidden_state
         asked = packed.labels[0] != -100
         logits, labels = model.lm_head(hidden[0, asked]), packed.labels[0, asked]
         start = 0

@@ -182,15 +182,13 @@ def vision_loss(model: Any, probe: VisionProbe, batch: Batch) -> tuple[Tensor, d
     return loss, {"things": right.item()}
 
 
-def answer_loss(model: Any, batch: Batch) -> tuple[Tensor, dict]:
-    """Next-token loss over the answers plus load balancing; and what to show."""
-    core, packed = model.model, batch.packed
-    assert packed is not None
-    seen = see(model, batch)
+def read(model: Any, packed: Packed, seen: Any) -> Any:
+    """The decoder's output on packed questions, with what the vision tower has `seen` in their pictures."""
+    core = model.model.language_model
     visual = packed.input_ids == model.config.image_token_id
-    embeds = core.language_model.embed_tokens(packed.input_ids)
+    embeds = core.embed_tokens(packed.input_ids)
     embeds = embeds.masked_scatter(visual[..., None], seen.pooler_output.to(embeds.dtype))
-    out = core.language_model(
+    return core(
         inputs_embeds=embeds,
         attention_mask=packed.mask,
         position_ids=packed.position_ids,
@@ -199,6 +197,13 @@ def answer_loss(model: Any, batch: Batch) -> tuple[Tensor, dict]:
         use_cache=False,
         output_router_logits=True,
     )
+
+
+def answer_loss(model: Any, batch: Batch) -> tuple[Tensor, dict]:
+    """Next-token loss over the answers plus load balancing; and what to show."""
+    packed = batch.packed
+    assert packed is not None
+    out = read(model, packed, see(model, batch))
     asked = packed.labels != -100
     logits, target = model.lm_head(out.last_hidden_state[asked]).float(), packed.labels[asked]
     text = model.config.text_config
