@@ -11,6 +11,11 @@ from transformers.masking_utils import create_causal_mask
 from .layout import Layout, take
 
 
+def blocks(values: Tensor, copies: int) -> Tensor:
+    """All rows `copies` times, one block after the other."""
+    return values.repeat(copies, *[1] * (values.ndim - 1)) if copies > 1 else values
+
+
 class LayoutCache(DynamicCache):
     """A dynamic cache that knows which prompt tokens each layer holds.
 
@@ -28,10 +33,17 @@ class LayoutCache(DynamicCache):
         layout = Layout.full(attention_mask)
         self.visual = visual & layout.valid
         self.text = ~visual & layout.valid
+        self.full = layout
         self.layouts = [layout] * config.get_text_config().num_hidden_layers
         self.prompt = attention_mask.shape[1]
         self.steps = 0
         self._masks: dict[int, Tensor | None] = {}
+
+    @property
+    def text_after_image(self) -> Tensor:
+        """(B, S) bool, the text behind the last visual token; all text if there is no picture."""
+        still_to_come = self.visual.flip(1).cumsum(1).flip(1)
+        return self.text & (still_to_come == 0)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Tokens seen so far, whatever a layer still holds."""
@@ -47,14 +59,31 @@ class LayoutCache(DynamicCache):
             self.steps += key_states.shape[-2]
         return super().update(key_states, value_states, layer_idx, *args, **kwargs)
 
-    def let_go(self, layer: int, gone: Tensor) -> Tensor:
-        """The prompt tokens `gone` (B, S) don't reach the layers above `layer`.
+    def fork(self, config: PretrainedConfig, layer: int, copies: int = 1) -> "LayoutCache":
+        """A cache of the same prompt that only the layers up to `layer` have seen; nothing must have left them.
+
+        All rows come `copies` times, one block after the other. A single copy shares keys and values: a cache layer
+        that grows or shrinks makes new tensors.
+        """
+        visual, text = blocks(self.visual, copies), blocks(self.text, copies)
+        fork = LayoutCache(config, visual, visual | text)
+        for mine, theirs in zip(fork.held[: layer + 1], self.held[: layer + 1], strict=True):
+            mine.lazy_initialization(theirs.keys, theirs.values)
+            mine.keys, mine.values = (
+                blocks(held[:, :, : self.prompt], copies) for held in (theirs.keys, theirs.values)
+            )
+        return fork
+
+    def let_go(self, layer: int, keep: Tensor) -> Tensor | None:
+        """Only the tokens in the slots `keep` (B, N) bool of `layer` reach the layers above it.
 
         Returns:
-            (B, N') the slots of `layer`'s output that go on.
+            (B, N') the slots of `layer`'s output that go on; None if all do.
         """
         layout = self.layouts[layer]
-        rest, slots = layout.keep(~layout.of_prompt(gone))
+        if not bool((layout.valid & ~keep).any()):
+            return None
+        rest, slots = layout.keep(keep)
         self.layouts[layer + 1 :] = [rest] * (len(self.layouts) - layer - 1)
         return slots
 
@@ -67,6 +96,23 @@ class LayoutCache(DynamicCache):
                 kept[id(layout)] = layout.keep(~layout.of_prompt(gone))
             self.layouts[layer], slots = kept[id(layout)]
             held.keys, held.values = take(held.keys, slots, 2), take(held.values, slots, 2)
+
+    def attention(self, layer: int, queries: Tensor, slots: Tensor, scaling: float) -> Tensor:
+        """Attention that some tokens of the prompt pay in prefilled `layer`, from its cached keys.
+
+        Args:
+            queries: (B, H, R, D), with rotary angles. slots: (B, R), where their tokens lie.
+            scaling: of the products, before the softmax.
+
+        Returns:
+            (B, H, R, N) fp32, after the softmax.
+        """
+        keys = self.held[layer].keys.unsqueeze(2)  # (B, KV heads, 1, N, D)
+        grouped = queries.unflatten(1, (keys.shape[1], -1))  # the heads that share a KV head stand together
+        scores = (grouped @ keys.transpose(-1, -2)).flatten(1, 2) * scaling
+        past = torch.arange(keys.shape[3], device=slots.device) <= slots.unsqueeze(-1)
+        seen = (past & self.layouts[layer].valid.unsqueeze(1)).to(scores.device)
+        return scores.masked_fill(~seen.unsqueeze(1), -torch.inf).softmax(-1, dtype=torch.float)
 
     def new_step(self) -> None:
         """Forget the masks of the last forward."""

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,19 @@ def fingerprint(parts: Parts) -> str:
     return hashlib.sha256(identity.encode()).hexdigest()[:16]
 
 
+def weights_digest(model: Any) -> str:
+    """Tells trainings of one architecture apart: a few numbers of every weight, which is quick for 30 billion.
+
+    Offloaded weights, which are not there, don't count.
+    """
+    digest = hashlib.sha256(str(model.dtype).encode())
+    for weight in model.parameters():
+        if not weight.is_meta:
+            flat = weight.detach().flatten()
+            digest.update(flat[:: max(1, len(flat) // 64)].float().cpu().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
 @dataclass
 class Calibration:
     """Orders and gate of one model.
@@ -49,7 +63,8 @@ class Calibration:
         gate: the SAVB gate, or None if only orders were calibrated.
         theta: the gate's threshold. p: the share of routed mass that a prefix must cover.
         gate_text: "all" if the gate averages all text of the prompt, "after image" if only what follows the picture.
-        provenance: data, sizes, labels and how they were made.
+        provenance: what it was made from and how; "ids" are the questions of each part.
+        others: what other methods were calibrated to, by their name.
     """
 
     model: str
@@ -59,6 +74,13 @@ class Calibration:
     p: float = 0.7
     gate_text: str = "all"
     provenance: dict[str, Any] = field(default_factory=dict)
+    others: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+
+    @property
+    def ids(self) -> frozenset[str]:
+        """The questions it was made from, which no evaluation may ask."""
+        ids = self.provenance.get("ids", [])
+        return frozenset(chain(*ids.values()) if isinstance(ids, dict) else ids)
 
     def check(self, parts: Parts) -> None:
         """Refuse a model that this calibration was not made for.
@@ -72,11 +94,22 @@ class Calibration:
                 f"{fingerprint(parts)}). Calibrate this one with: decomoe calibrate --model MODEL --out FOLDER"
             )
 
+    def of(self, method: str, parts: Parts) -> dict[str, Tensor]:
+        """What another method was calibrated to on this model; empty if it was not.
+
+        Raises:
+            ValueError: the calibration is of another model.
+        """
+        self.check(parts)
+        return self.others.get(method, {})
+
     def save(self, folder: str | Path) -> None:
         """Write the artifact into `folder`; an interrupted write leaves the old one."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {"orders": self.orders.contiguous()}
+        for method, values in self.others.items():
+            tensors |= {f"{method}.{name}": value.contiguous() for name, value in values.items()}
         meta: dict[str, Any] = {
             "schema": SCHEMA,
             "model": self.model,
@@ -111,11 +144,25 @@ class Calibration:
             orders, gate = tensors.pop("orders"), None
             if not torch.equal(orders.sort(1).values, torch.arange(orders.shape[1]).expand_as(orders)):
                 raise ValueError("an expert order is not a permutation")
+            grouped: dict[str, dict[str, Tensor]] = {}
+            for name, value in tensors.items():
+                method, _, rest = name.partition(".")
+                grouped.setdefault(method, {})[rest] = value
+            weights = grouped.pop("gate", {})
             if meta["gate"] is not None:
                 gate = Gate(**meta["gate"])
-                gate.load_state_dict({name.removeprefix("gate."): value for name, value in tensors.items()})
+                gate.load_state_dict(weights)
                 gate.requires_grad_(False).eval()
-            return cls(meta["model"], orders, gate, meta["theta"], meta["p"], meta["gate_text"], meta["provenance"])
+            return cls(
+                meta["model"],
+                orders,
+                gate,
+                meta["theta"],
+                meta["p"],
+                meta["gate_text"],
+                meta["provenance"],
+                grouped,
+            )
         except FileNotFoundError:
             raise
         except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:

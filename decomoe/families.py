@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModelForImageTextToText,
@@ -16,6 +16,7 @@ from transformers import (
     Qwen3VLProcessor,
 )
 from transformers.feature_extraction_utils import BatchFeature
+from transformers.models.qwen3_moe.modeling_qwen3_moe import rotate_half
 from transformers.processing_utils import ProcessorMixin
 
 
@@ -55,14 +56,17 @@ class Family:
 
     name: str
     text_model: str  # the decoder, without the LM head
+    attention: str  # below a decoder layer; has q_proj, q_norm, head_dim and scaling
+    attention_norm: str  # below a decoder layer; what its input passes first
     router: str  # below a decoder layer; its output is (logits, scores, indices)
     experts: str  # below a decoder layer; parameters with the expert as dimension 0
     processor: type[ProcessorMixin]
 
 
+_QWEN3_MOE = ("model.language_model", "self_attn", "input_layernorm", "mlp.gate", "mlp.experts")  # both build on it
 FAMILIES = {
-    "qwen3_vl_moe": Family("Qwen3-VL-MoE", "model.language_model", "mlp.gate", "mlp.experts", Qwen3VLImageProcessor),
-    "internvl": Family("InternVL", "model.language_model", "mlp.gate", "mlp.experts", InternVLImageProcessor),
+    "qwen3_vl_moe": Family("Qwen3-VL-MoE", *_QWEN3_MOE, Qwen3VLImageProcessor),
+    "internvl": Family("InternVL", *_QWEN3_MOE, InternVLImageProcessor),
 }
 
 
@@ -112,6 +116,19 @@ class Parts:
     def experts(self) -> list[Any]:
         return [_child(layer, self.family.experts) for layer in self.layers]
 
+    def queries(self, layer: int, hidden: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
+        """The queries (B, H, R, D) of `layer` for some of its inputs `hidden` (B, R, d), at `rotary` (B, R, D) each."""
+        attention = self.layers[layer].get_submodule(self.family.attention)
+        normed = self.layers[layer].get_submodule(self.family.attention_norm)(hidden)
+        heads = attention.q_proj(normed).unflatten(-1, (-1, attention.head_dim))
+        queries = attention.q_norm(heads).transpose(1, 2)
+        cos, sin = (angles.unsqueeze(1) for angles in rotary)
+        return queries * cos + rotate_half(queries) * sin
+
+    def attention_scaling(self, layer: int) -> float:
+        """What `layer` multiplies the products of queries and keys by."""
+        return self.layers[layer].get_submodule(self.family.attention).scaling
+
     @property
     def visual_token_ids(self) -> list[int]:
         ids = (getattr(self.model.config, name, None) for name in ("image_token_id", "video_token_id"))
@@ -124,7 +141,7 @@ class Parts:
 
     @property
     def first_exit(self) -> int:
-        """The first layer after which visual tokens may leave: 1, or later where DeepStack still adds to them."""
+        """The first layer after which the whole picture has been seen; DeepStack adds to it till then."""
         deepstack = getattr(getattr(self.model.config, "vision_config", None), "deepstack_visual_indexes", None)
         return max(1, len(deepstack or ()) - 1)
 

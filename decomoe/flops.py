@@ -1,7 +1,8 @@
 """FLOPs of one question, in closed form (paper, Eq. 18-19). Decoder layers and gates; MAC = 2.
 
-Left out, as in the paper: vision encoder, LM head, norms, embeddings. One decode step is the forward that follows a
-generated token: G tokens mean G - 1 steps, and step j attends to the cached prompt and j generated tokens.
+Left out, as in the paper: vision encoder, LM head, norms, embeddings; and the little that methods without a gate
+compute to decide. One decode step is the forward that follows a generated token: G tokens mean G - 1 steps, and step j
+attends to the cached prompt and j generated tokens.
 """
 
 from dataclasses import dataclass

@@ -25,18 +25,28 @@ class Gate(nn.Module):
     """One independent two-class MLP per candidate layer: 2d -> width -> 2.
 
     The paper gives the width (512) and the two classes; activation (GELU) and biases are our choice where it is silent.
+    DyVTE's gate has no biases.
     """
 
-    def __init__(self, candidates: list[int], hidden_size: int, width: int = 512) -> None:
+    def __init__(self, candidates: list[int], hidden_size: int, width: int = 512, bias: bool = True) -> None:
         super().__init__()
         self.candidates, self.width = list(candidates), width
         self.sizes = {"candidates": list(candidates), "hidden_size": hidden_size, "width": width}
         self.heads = nn.ModuleDict(
             {
-                str(layer): nn.Sequential(nn.Linear(2 * hidden_size, width), nn.GELU(), nn.Linear(width, 2))
+                str(layer): nn.Sequential(nn.Linear(2 * hidden_size, width, bias), nn.GELU(), nn.Linear(width, 2, bias))
                 for layer in candidates
             }
         )
+
+    @classmethod
+    def of(cls, weights: dict[str, Tensor]) -> "Gate":
+        """The gate with these weights, its `state_dict`; layers and sizes are read off them."""
+        first = {int(name.split(".")[1]): weight for name, weight in weights.items() if name.endswith(".0.weight")}
+        width, features = next(iter(first.values())).shape
+        gate = cls(sorted(first), features // 2, width, bias=any(name.endswith("bias") for name in weights))
+        gate.load_state_dict(weights)
+        return gate.requires_grad_(False).eval()
 
     def forward(self, layer: int, features: Tensor) -> Tensor:
         """p_exit (B,) after `layer`, from `text_features` (B, 2d)."""

@@ -47,6 +47,15 @@ class Layout:
         return Layout(self.index.gather(1, slots), alive.gather(1, slots)), slots
 
 
+def top(scores: Tensor, among: Tensor, count: Tensor) -> Tensor:
+    """The slots with the highest `scores` (B, N), so many a row as `count` (B,) says; the result is (B, N) bool.
+
+    Only slots `among` (B, N) are chosen; of equal scores the first wins.
+    """
+    best = scores.to(among.device).masked_fill(~among, -torch.inf).argsort(dim=1, descending=True, stable=True)
+    return among & (best.argsort(1) < count.unsqueeze(1))
+
+
 def take(values: Tensor, slots: Tensor, dim: int) -> Tensor:
     """Gather `values` along `dim`, each row (dimension 0) with its own `slots` (B, N')."""
     shape = [1] * values.ndim

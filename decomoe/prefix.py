@@ -51,10 +51,22 @@ def reroute(
     return scores.to(dtype or logits.dtype), indices
 
 
+def skip(
+    scores: Tensor, indices: Tensor, stay: Tensor, num_experts: int, normalize: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Keep only some routes, `stay` (tokens, k); the others go to the sentinel expert E with weight zero.
+
+    `normalize`: the weights of a token that loses some sum to one again.
+    """
+    left = scores.masked_fill(~stay, 0)
+    if normalize:
+        left = torch.where(stay.all(-1, keepdim=True), left, left / left.sum(-1, keepdim=True))
+    return left, indices.masked_fill(~stay, num_experts)
+
+
 def drop(scores: Tensor, indices: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
-    """Keep only the routes that end `inside`; the others go to the sentinel expert E with weight zero.
+    """Keep only the routes that end `inside` (tokens, E).
 
     Our guess where the paper is silent: the weights of the routes that stay are not renormalised.
     """
-    stays = inside.gather(1, indices)
-    return scores.masked_fill(~stays, 0), indices.masked_fill(~stays, inside.shape[1])
+    return skip(scores, indices, inside.gather(1, indices), inside.shape[1])

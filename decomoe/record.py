@@ -19,6 +19,7 @@ class Record:
     """Tensors stay on the device until `trace` is called.
 
     Attributes:
+        live: (L, B), prompt tokens that went through each layer, once the prefill is over.
         exits: per row, the layer after which its visual block left, None if it has not.
         readings: per row, {candidate layer: p_exit}.
         lengths: tokens given to each row; empty until known, then every forward counts.
@@ -29,6 +30,7 @@ class Record:
     def __init__(self, parts: Parts, cache: LayoutCache) -> None:
         rows = len(cache.visual)
         self.parts, self.cache = parts, cache
+        self.live: Any = None
         self.exits: list[int | None] = [None] * rows
         self.readings: list[dict[int, float]] = [{} for _ in range(rows)]
         self.lengths: list[int] = []
@@ -39,6 +41,14 @@ class Record:
         """A forward starts."""
         self.limited.append({})
         self.mass.append({})
+
+    def end_prefill(self) -> None:
+        """The prefill is over; the cache may still be purged."""
+        self.live = self._counts()
+
+    def _counts(self) -> Tensor:
+        """(L, B): prompt tokens that the cache holds in each layer."""
+        return torch.stack([layout.valid.sum(1) for layout in self.cache.layouts])
 
     def add_mass(self, layer: int, each: Tensor, decoding: bool) -> Tensor:
         """Note (B, N, E) routed mass by modality; the result is (B, E), over all tokens that are not padding."""
@@ -52,17 +62,15 @@ class Record:
         self.mass[-1][layer] = kinds
         return torch.stack(list(kinds.values())).sum(0)
 
-    def trace(self, row: int, purged: bool) -> Trace:
-        """What happened to one row, up to its end token. `purged`: layers up to the exit lost their visual keys too.
+    def trace(self, row: int) -> Trace:
+        """What happened to one row, up to its end token.
 
         Method, gate and question are the caller's to fill in; FLOPs wait for the gate.
         """
-        config, cache, exit_after = self.parts.config, self.cache, self.exits[row]
+        config, cache = self.parts.config, self.cache
         generated = self.lengths[row] if self.lengths else len(self.limited)
         visual, text = int(cache.visual[row].sum()), int(cache.text[row].sum())
-        sees = [exit_after is None or layer <= exit_after for layer in range(len(self.parts.layers))]
-        live = [text + visual * here for here in sees]
-        cached = [text] * len(live) if purged and exit_after is not None else live
+        live, cached = self.live[:, row].tolist(), self._counts()[:, row].tolist()
         steps = max(0, generated - 1)
         entry = 2 * config.num_key_value_heads * head_width(config) * cache.element_size()
         prefix, coverage, routes = self._limited(row, generated, live)
@@ -75,7 +83,7 @@ class Record:
             experts=config.num_experts,
             top_k=config.num_experts_per_tok,
             tokens=Tokens(visual, text, generated),
-            exit_after=exit_after,
+            exit_after=self.exits[row],
             prefix=prefix,
             coverage=coverage,
             routes=routes,
@@ -100,19 +108,20 @@ class Record:
         trace.flops = count(trace, Dimensions.of(self.parts.config, has_experts), gate_width)
 
     def _limited(self, row: int, generated: int, live: list[int]) -> tuple[PerLayer, PerLayer, PerLayer]:
-        """Experts kept, mass covered and routes computed; None (or all routes) where all experts stayed."""
+        """Experts kept, mass covered and routes computed; None (or all routes) where nothing was cut."""
         top_k, experts = self.parts.config.num_experts_per_tok, self.parts.config.num_experts
         tables: tuple[list[list[Any]], ...] = ([], [], [])
         for number, step in enumerate(self.limited[:generated]):
             for table in tables:
                 table.append([])
             for layer, tokens in enumerate(live):
-                kept, covered, routes = step[layer][:, row].tolist() if layer in step else (experts, 1.0, 0)
-                if kept < experts:
-                    values: tuple[Any, ...] = (int(kept), covered, int(routes))
-                else:
-                    whole = 0 if self.parts.routers[layer] is None else top_k * (1 if number else tokens)
-                    values = (None, None, whole)
+                whole = 0 if self.parts.routers[layer] is None else top_k * (1 if number else tokens)
+                kept, covered, routes = step[layer][:, row].tolist() if layer in step else (experts, 1.0, whole)
+                values: tuple[Any, ...] = (
+                    int(kept) if kept < experts else None,
+                    covered if kept < experts or routes < whole else None,
+                    int(routes),
+                )
                 for table, value in zip(tables, values, strict=True):
                     table[-1].append(value)
         prefix, coverage, routes = (PerLayer(table[0], table[1:]) for table in tables)

@@ -1,22 +1,46 @@
 """Attaches a method to a model. The only file that registers hooks; they live inside a `with`."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .cache import LayoutCache
+from .cache import LayoutCache, blocks
 from .calibration import Calibration
 from .families import Parts, parts_of
 from .layout import take
 from .methods import Method
-from .methods.base import Boundary, Decider, Routing
-from .prefix import drop, reroute, routed_mass
+from .methods.base import Boundary, Decider, Routing, Watched
+from .prefix import drop, reroute, routed_mass, skip
 from .record import Record
 from .trace import Trace
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """A batch's prefill in which nothing has left, for `Session.resume` to go on from.
+
+    Attributes:
+        input_ids: (B, S), left padded.
+        cache: keys and values of every layer.
+        states: {layer: (B, S, d)}, the outputs of the layers that were kept; -1 stands for the embeddings.
+        rotary: cosine and sine of all tokens, as the layers take them.
+        deepstack: what is added to the visual tokens after the first layers, as the model has it.
+        mass: {layer: {modality: (B, E)}}, as in `Record`.
+        rope_deltas: (B, 1), where M-RoPE counts on after the picture (Qwen3-VL keeps it on the model); None elsewhere.
+    """
+
+    input_ids: Tensor
+    cache: LayoutCache
+    states: dict[int, Tensor]
+    rotary: tuple[Tensor, Tensor]
+    deepstack: list[Tensor]
+    mass: dict[int, dict[str, Tensor]]
+    rope_deltas: Tensor | None
 
 
 class Session:
@@ -26,6 +50,8 @@ class Session:
         self.parts, self.method, self.decider = parts, method, decider
         self.cache: Any = None  # the LayoutCache of the batch at hand
         self.record: Any = None  # its Record
+        self.deepstack: list[Tensor] = []  # what the batch's visual tokens get after the first layers
+        self.keep: Collection[int] = ()  # layers whose output in prefill goes to `states`
 
     # --- what callers use ------------------------------------------------------------------------------------------
 
@@ -40,11 +66,7 @@ class Session:
                 raise ValueError("Several rows need an attention_mask that tells padding from text.")
             attention_mask = torch.ones_like(input_ids)
         visual = torch.isin(input_ids, torch.tensor(self.parts.visual_token_ids, device=input_ids.device))
-        self.cache = LayoutCache(self.parts.config, visual, attention_mask)
-        self.record = Record(self.parts, self.cache)
-        self.decoding = False
-        self.rotary: tuple[Any, ...] = (None,)
-        return self.cache
+        return self._start(LayoutCache(self.parts.config, visual, attention_mask))
 
     def generate(self, inputs: dict[str, Any], **options: Any) -> Any:
         """`model.generate` on a processor's output, with the method at work.
@@ -65,11 +87,69 @@ class Session:
         self.record.lengths = _lengths(ids[:, cache.prompt :].cpu(), ends)
         return out
 
+    def prefill(self, inputs: dict[str, Any]) -> Prefill:
+        """The prefill of the last batch, `generate(inputs)` with `keep` set, for sessions to `resume` from.
+
+        Raises:
+            ValueError: tokens have left, so that it is not the dense model's.
+        """
+        if any(layout is not self.cache.full for layout in self.cache.layouts):
+            raise ValueError("Tokens left in this prefill; resume from one of the dense model.")
+        deltas = getattr(self.parts.model.model, "rope_deltas", None)
+        mass = self.record.mass[0]
+        return Prefill(inputs["input_ids"], self.cache, self.states, self.full_rotary, self.deepstack, mass, deltas)
+
+    def resume(self, prefill: Prefill, layer: int, max_new_tokens: int, copies: int = 1) -> tuple[Tensor, Tensor]:
+        """Answer greedily from the state after `layer`, which must have been kept: what this session's method gives if
+        it lets nothing go before. Neither the vision tower nor the layers up to `layer` run again.
+
+        Args:
+            copies: how often every row is answered, one block after the other, for methods that tell rows apart.
+
+        Returns:
+            (B, G) token ids of the answers, and (B, vocabulary) the logits that chose the first; B with copies.
+
+        Raises:
+            ValueError: the method watches layers that don't run again.
+        """
+        if any(watched <= layer for watched in self.decider.watches):
+            raise ValueError(
+                f"{self.method.name} looks into layers up to {layer}, which don't run again; resume earlier."
+            )
+        parts = self.parts
+        prompt, hidden, *rotary = (
+            blocks(values.expand(len(prefill.input_ids), *values.shape[1:]), copies)
+            for values in (prefill.input_ids, prefill.states[layer], *prefill.rotary)
+        )
+        cache = self._start(prefill.cache.fork(parts.config, layer, copies))
+        self.record.new_step()
+        self.deepstack = [blocks(rows, copies) for rows in prefill.deepstack]
+        for below in (index for index in prefill.mass if index <= layer):
+            kinds = prefill.mass[below]
+            self.record.mass[0][below] = {name: blocks(mass, copies) for name, mass in kinds.items()}
+        for index in range(layer + 1, len(parts.layers)):
+            mask = cache.mask(parts.config, hidden, index, decoding=False)
+            hidden = parts.layers[index](hidden, attention_mask=mask, cache=cache, position_embeddings=tuple(rotary))
+        logits = parts.model.get_output_embeddings()(parts.text_model.norm(hidden)[:, -1])
+        ids = logits.argmax(-1, keepdim=True).to(prompt.device)
+        if max_new_tokens > 1:
+            if prefill.rope_deltas is not None:
+                parts.model.model.rope_deltas = blocks(prefill.rope_deltas, copies)
+            ids = parts.model.generate(
+                input_ids=torch.cat([prompt, ids], 1),
+                attention_mask=nn.functional.pad((cache.visual | cache.text).long(), (0, 1), value=1),
+                cache=cache,
+                max_new_tokens=max_new_tokens - 1,
+                do_sample=False,
+            )[:, cache.prompt :]
+        self.record.lengths = _lengths(ids.cpu(), parts.model.generation_config.eos_token_id)
+        return ids, logits
+
     def traces(self) -> list[Trace]:
         """What happened to each row of the last batch, up to its end token."""
         traces = []
         for row in range(len(self.record.exits)):
-            trace = self.record.trace(row, self.decider.purge)
+            trace = self.record.trace(row)
             trace.method, trace.settings = self.method.name, self.method.settings()
             trace.theta, trace.gate = self.decider.theta, self.record.gate(row, self.decider.candidates)
             self.record.add_flops(trace, self.decider.gate_width)
@@ -78,8 +158,8 @@ class Session:
 
     # --- hooks -----------------------------------------------------------------------------------------------------
 
-    def begin(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        """Pre-hook of the text model: a forward starts."""
+    def begin(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict]:
+        """Pre-hook of the text model: a forward starts. DeepStack is taken over: the model would add to all tokens."""
         cache: Any = kwargs.get("cache")
         length = kwargs["inputs_embeds"].shape[1]
         if not isinstance(cache, LayoutCache) or cache is not self.cache:
@@ -93,76 +173,122 @@ class Session:
             raise ValueError("A method can't follow beams or several sequences a row; ask for one.")
         self.record.new_step()
         cache.new_step()
+        if not self.decoding:
+            self.deepstack = kwargs.get("deepstack_visual_embeds") or []
+        return args, {**kwargs, "deepstack_visual_embeds": None} if self.deepstack else kwargs
 
-    def enter(self, layer: int, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict] | None:
+    def enter(self, layer: int, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict]:
         """Pre-hook of a decoder layer: let tokens go, then give the layer what belongs to those that are left."""
         hidden = args[0]
-        if not self.decoding and layer > 0:
-            slots = self._let_go(layer - 1, hidden)
-            if slots is not None:
-                hidden = take(hidden, slots, 1)
-        if not any(exit_after is not None for exit_after in self.record.exits):
-            return None  # nothing has happened: the layer's own arguments, bit for bit
-        kwargs = {
-            **kwargs,
-            "attention_mask": self.cache.mask(self.parts.config, hidden, layer, self.decoding),
-            "position_ids": None,  # flash attention would take the gaps for packed sequences
-        }
         if not self.decoding:
-            kwargs["position_embeddings"] = self._rotary(layer, kwargs["position_embeddings"])
+            self.full_rotary = kwargs["position_embeddings"]
+            hidden = self._between(layer - 1, hidden)
+        if self.cache.layouts[layer] is not self.cache.full:  # else the layer's own arguments, bit for bit
+            kwargs = {
+                **kwargs,
+                "attention_mask": self.cache.mask(self.parts.config, hidden, layer, self.decoding),
+                "position_ids": None,  # flash attention would take the gaps for packed sequences
+            }
+            if not self.decoding:
+                kwargs["position_embeddings"] = self._rotary(layer, self.full_rotary)
+        if not self.decoding and layer in self.decider.watches:
+            rows = len(hidden)
+            cos, sin = (angles.expand(rows, -1, -1) for angles in kwargs["position_embeddings"])
+            self.watched[layer] = Watched(hidden, (cos, sin))
         return (hidden, *args[1:]), kwargs
 
     def route(self, layer: int, module: nn.Module, args: tuple, output: tuple[Tensor, Tensor, Tensor]) -> tuple | None:
-        """Hook of a router: record its mass, then limit it to the method's prefix."""
+        """Hook of a router: record its mass, then limit it to the prefix or the routes that the method leaves."""
         logits, scores, indices = output
         rows, experts = len(self.record.exits), logits.shape[-1]
         each = routed_mass(scores, indices, experts).view(rows, -1, experts)
         mass = self.record.add_mass(layer, each, self.decoding)
-        prefix = self.decider.prefix(Routing(layer, self.decoding, mass, self.record.exits))
-        if prefix is None:
-            return None
-        inside = prefix.rank < prefix.length.unsqueeze(1)  # (B, E)
-        per_token = inside.repeat_interleave(each.shape[1], dim=0)
-        if prefix.reroute:
-            scores, indices = reroute(logits, per_token, indices.shape[1], self.parts.renormalizes, scores.dtype)
+        if layer in self.watched:
+            self.watched[layer].logits = logits.view(each.shape)
+        live, visual = self._live(layer, each)
+        state = Routing(layer, self.decoding, mass, self.record.exits, scores.view(rows, live.shape[1], -1), visual)
+        prefix, routes = self.decider.prefix(state), self.decider.routes(state)
+        if prefix is not None:
+            length, inside = prefix.length, prefix.rank < prefix.length.unsqueeze(1)  # (B, E)
+            kept = torch.where(inside, mass, 0).sum(1)
+            per_token = inside.repeat_interleave(each.shape[1], dim=0)
+            if prefix.reroute:
+                scores, indices = reroute(logits, per_token, indices.shape[1], self.parts.renormalizes, scores.dtype)
+            else:
+                scores, indices = drop(scores, indices, per_token)
+        elif routes is not None:
+            stay = routes.stay & live.unsqueeze(-1)
+            kept = each.gather(2, indices.view(stay.shape)).where(stay, 0).sum((1, 2))
+            length = torch.full((rows,), experts)
+            stay, normalize = routes.stay.view_as(indices), routes.renormalize and self.parts.renormalizes
+            scores, indices = skip(scores, indices, stay, experts, normalize)
         else:
-            scores, indices = drop(scores, indices, per_token)
-        routes = (indices < experts).view(rows, -1, indices.shape[1])
-        if not self.decoding:
-            routes = routes & self.cache.layouts[layer].valid.to(routes.device).unsqueeze(-1)
-        coverage = torch.where(inside, mass, 0).sum(1) / mass.sum(1)
-        self.record.limited[-1][layer] = torch.stack([prefix.length.double(), coverage, routes.sum((1, 2)).double()])
+            return None
+        computed = ((indices < experts).view(rows, live.shape[1], -1) & live.unsqueeze(-1)).sum((1, 2))
+        self.record.limited[-1][layer] = torch.stack([length.to(mass), kept / mass.sum(1), computed.to(mass)])
         return logits, scores, indices
 
-    def end(self, module: nn.Module, args: tuple) -> None:
+    def end(self, module: nn.Module, args: tuple) -> tuple | None:
         """Pre-hook of the final norm: after prefill, earlier layers lose what has left."""
         if self.decoding:
-            return
-        self._let_go(len(self.parts.layers) - 1, args[0])
-        last = max((exit_after for exit_after in self.record.exits if exit_after is not None), default=-1)
+            return None
+        hidden = self._between(len(self.parts.layers) - 1, args[0])
+        self.record.end_prefill()
+        self.watched.clear()
+        exits = self.record.exits
+        last = max((exit_after for exit_after in exits if exit_after is not None), default=-1)
         if self.decider.purge and last >= 0:
-            self.cache.purge(range(last + 1), self._gone())
+            exited = torch.tensor([exit_after is not None for exit_after in exits], device=self.cache.visual.device)
+            self.cache.purge(range(last + 1), self.cache.visual & exited.unsqueeze(1))
+        return (hidden,)
 
     # --- their parts -----------------------------------------------------------------------------------------------
 
-    def _gone(self) -> Tensor:
-        """(B, S) bool: the prompt tokens that have left."""
-        exited = [exit_after is not None for exit_after in self.record.exits]
-        return self.cache.visual & torch.tensor(exited, device=self.cache.visual.device).unsqueeze(1)
+    def _start(self, cache: LayoutCache) -> LayoutCache:
+        """A batch of questions starts on `cache`."""
+        self.cache, self.record, self.deepstack = cache, Record(self.parts, cache), []
+        self.decoding = False
+        self.states: dict[int, Tensor] = {}
+        self.watched: dict[int, Watched] = {}
+        self.rotary: tuple[Any, ...] = (None,)
+        return cache
 
-    def _let_go(self, layer: int, hidden: Tensor) -> Tensor | None:
-        """Ask the method after `layer`. If rows exit: set the layout of the layers to come, return slots (B, N')."""
+    def _between(self, layer: int, hidden: Tensor) -> Tensor:
+        """What goes on from the output `hidden` of `layer` in prefill: DeepStack's share added, then cut."""
+        if layer in self.keep:
+            self.states[layer] = hidden
+        if 0 <= layer < len(self.deepstack):
+            hidden = self._add_deepstack(layer, hidden)
+        if layer < 0 or all(exit_after is not None for exit_after in self.record.exits):
+            return hidden
+        state = Boundary(layer, hidden, self.cache, self.parts, self.record.readings, self.watched)
+        cut = self.decider.cut(state)
+        if cut is None:
+            return hidden
+        left = (self.cache.visual.any(1) & ~(state.visual & cut.keep).any(1)).tolist()
         exits = self.record.exits
-        if all(exit_after is not None for exit_after in exits):
-            return None
-        leaves = self.decider.leaves(Boundary(layer, hidden, self.cache, self.record.readings))
-        leaving = [] if leaves is None else leaves.tolist()
-        rows = [row for row, left in enumerate(leaving) if left and exits[row] is None]
-        if not rows:
-            return None
-        for row in rows:
-            exits[row] = layer
-        return self.cache.let_go(layer, self._gone())
+        exits[:] = [layer if gone and before is None else before for gone, before in zip(left, exits, strict=True)]
+        hidden = hidden if cut.hidden is None else cut.hidden
+        slots = self.cache.let_go(layer, cut.keep)
+        return hidden if slots is None else take(hidden, slots, 1)
+
+    def _add_deepstack(self, layer: int, hidden: Tensor) -> Tensor:
+        """Add the rows of the visual tokens that are left, as the model does with all of them."""
+        layout, visual = self.cache.layouts[layer], self.cache.visual
+        live = layout.of_prompt(visual) & layout.valid
+        number = layout.of_prompt((visual.flatten().cumsum(0) - 1).view_as(visual))[live]
+        hidden, live = hidden.clone(), live.to(hidden.device)
+        hidden[live] += self.deepstack[layer].to(hidden)[number.to(hidden.device)]
+        return hidden
+
+    def _live(self, layer: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, N) bool each, where `like` is: the slots of this forward that hold tokens, and visual ones."""
+        if self.decoding:
+            live = torch.ones(like.shape[:2], dtype=torch.bool, device=like.device)
+            return live, ~live
+        layout = self.cache.layouts[layer]
+        live = layout.valid.to(like.device)
+        return live, live & layout.of_prompt(self.cache.visual).to(like.device)
 
     def _rotary(self, layer: int, full: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """The rotary angles of the live tokens at their original positions; gathered once a layout."""

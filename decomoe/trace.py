@@ -37,8 +37,8 @@ class PerLayer:
 class Flops:
     """Decoder FLOPs of the whole answer (MAC = 2), under two conventions, with the dense model's beside them.
 
-    `executed` counts all experts of the prefix for every token (the paper's, its A.3); `sparse` counts the top-k
-    routes only (what a grouped GEMM computes).
+    `executed` counts all experts of the prefix for every token (the paper's, its A.3): it sees tokens that leave, not
+    single routes that are skipped. `sparse` counts the routes only (what a grouped GEMM computes).
     """
 
     executed: float = 0.0
@@ -56,8 +56,9 @@ class Trace:
         layers, experts, top_k: the model's sizes; `top_k` is also the shortest possible prefix.
         exit_after: the last layer that saw the visual block (zero-based), None if it stayed.
         gate: one reading per candidate layer, with the threshold `theta`.
-        prefix: experts kept per layer (0-based), `coverage`: the share of routed mass they hold.
-        routes: routes computed per layer (tokens x top-k, less under `drop`; 0 at layers without experts).
+        prefix: experts kept per layer (0-based), `coverage`: the share of routed mass that they, or the routes that
+            were not skipped, hold.
+        routes: routes computed per layer (tokens x top-k, less where some are skipped; 0 at layers without experts).
         live: prompt tokens that went through each layer.
         cached: prompt entries left in the KV cache per layer after prefill.
         mass: routed mass before any cut, [layer][native expert], by modality: visual and text prompt tokens, and

@@ -103,11 +103,12 @@ def model(family: str) -> PreTrainedModel:
 
 @dataclass
 class Prompt:
-    """Tokens before the picture, and after it; one picture of 4 visual tokens."""
+    """Tokens before the picture, and after it; one picture of 4 visual tokens, or several times as many."""
 
     before: list[int]
     after: list[int]
     seed: int
+    size: int = 1
 
 
 PROMPTS = (
@@ -119,7 +120,7 @@ PROMPTS = (
 
 def inputs_for(model: PreTrainedModel, *prompts: Prompt) -> dict[str, Tensor]:
     """A left-padded batch in the form of the family's processor."""
-    rows = [[*prompt.before, *[IMAGE] * 4, *prompt.after] for prompt in prompts]
+    rows = [[*prompt.before, *[IMAGE] * 4 * prompt.size, *prompt.after] for prompt in prompts]
     length = max(map(len, rows))
     ids = torch.tensor([[0] * (length - len(row)) + row for row in rows])
     mask = torch.tensor([[0] * (length - len(row)) + [1] * len(row) for row in rows])
@@ -127,10 +128,11 @@ def inputs_for(model: PreTrainedModel, *prompts: Prompt) -> dict[str, Tensor]:
     pictures = []
     for prompt in prompts:
         generator = torch.Generator().manual_seed(prompt.seed)
-        shape = (16, 3 * 2 * 16) if model.config.model_type == "qwen3_vl_moe" else (1, 3, 16, 16)
+        patches, tiles = (16 * prompt.size, 3 * 2 * 16), (prompt.size, 3, 16, 16)
+        shape = patches if model.config.model_type == "qwen3_vl_moe" else tiles
         pictures.append(torch.randn(shape, generator=generator))
     inputs["pixel_values"] = torch.cat(pictures).to(model.dtype)
     if model.config.model_type == "qwen3_vl_moe":
-        inputs["image_grid_thw"] = torch.tensor([[1, 4, 4]] * len(prompts))
+        inputs["image_grid_thw"] = torch.tensor([[1, 4, 4 * prompt.size] for prompt in prompts])
         inputs["mm_token_type_ids"] = (ids == IMAGE).int()
     return inputs

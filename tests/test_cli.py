@@ -13,6 +13,7 @@ from PIL import Image
 
 from decomoe import cli
 from decomoe.ask import MINI, load
+from decomoe.cli.ask import difference
 from decomoe.mini.draw import draw
 from decomoe.trace import Trace
 
@@ -27,7 +28,7 @@ def mini():
 @pytest.fixture
 def decomoe(mini, monkeypatch, capsys):
     """Run a command in this process on one loaded model: (exit status, stdout, stderr)."""
-    monkeypatch.setattr(cli, "_load", lambda options: mini)
+    monkeypatch.setattr("decomoe.cli.ask.load_model", lambda options: mini)
 
     def run(*arguments) -> tuple[int, str, str]:
         status = cli.main([str(argument) for argument in arguments])
@@ -56,7 +57,7 @@ def test_module_answers_in_its_own_process_and_streams(picture):
 def test_text_is_printed_as_it_comes(mini, picture, monkeypatch):
     """Every token is written out before the next is computed."""
     written = []
-    monkeypatch.setattr(cli, "_load", lambda options: mini)
+    monkeypatch.setattr("decomoe.cli.ask.load_model", lambda options: mini)
     monkeypatch.setattr(sys.stdout, "write", written.append)
     assert cli.main(["ask", str(picture), "Describe the picture.", "--method", "dense"]) == 0
     before_summary = [text for text in written if text.strip() and "FLOPs" not in text]
@@ -101,9 +102,22 @@ def test_compare_shows_both_and_the_difference(decomoe, picture):
     assert (lines[4] == "difference: none") == same
 
 
+def test_other_methods_are_asked_by_their_spec(decomoe, picture):
+    status, out, _ = decomoe("ask", picture, "Where is the camel?", "--method", "fastv:layer=3,prune=0.75", "--json")
+    trace = json.loads(out)
+    assert status == 0
+    assert (trace["method"], trace["settings"]) == ("fastv", {"layer": 3, "prune": 0.75})
+    visual = trace["tokens"]["visual"]
+    assert [live - trace["tokens"]["text"] for live in trace["live"]] == [visual] * 3 + [round(visual / 4)] * 13
+    _, out, _ = decomoe("ask", picture, "Where is the camel?", "--method", "fastv")
+    assert f"{round(visual / 2)} of {visual} visual tokens left" in out
+    status, _, err = decomoe("ask", picture, "Where?", "--method", "fastest")
+    assert (status, "no method 'fastest'" in err) == (2, True)
+
+
 def test_difference():
-    assert cli.difference("a red cat", "a red cat") == "none"
-    assert cli.difference("a red cat", "a blue cat here") == "a [-red-] {+blue+} cat {+here+}"
+    assert difference("a red cat", "a red cat") == "none"
+    assert difference("a red cat", "a blue cat here") == "a [-red-] {+blue+} cat {+here+}"
 
 
 @pytest.mark.parametrize(
@@ -168,7 +182,7 @@ def test_special_tokens_in_a_question_are_plain_text(decomoe, picture):
             lambda path: Image.new("RGB", (9, 9)).save(path),
             "What?",
             ["--exit-after", 16],
-            "after layers 2 to 15",
+            "after layers 0 to 15",
         ),
         ("a.png", lambda path: Image.new("RGB", (9, 9)).save(path), "What?", ["--p", 7], "p must be"),
         ("a.png", lambda path: Image.new("RGB", (9, 9)).save(path), "What?", ["--prefix", 3], "top-k"),
@@ -223,3 +237,9 @@ def test_interrupt_ends_quietly(decomoe, picture, monkeypatch):
 
     monkeypatch.setattr(sys.modules["decomoe.ask"], "ask", interrupted)  # the package's `ask` is the function
     assert decomoe("ask", picture, "What?")[0] == 130
+
+
+def test_switches_of_decomoe_are_refused_for_others(decomoe, picture):
+    status, _, err = decomoe("ask", picture, "What is this?", "--method", "fastv", "--exit-after", "9")
+    assert status == 2
+    assert "switches are for plain decomoe" in err

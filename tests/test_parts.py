@@ -10,8 +10,8 @@ from test_flops import make_trace
 
 from decomoe.calibration import META, TENSORS, Calibration
 from decomoe.gate import Gate, text_features
-from decomoe.layout import Layout, take
-from decomoe.prefix import drop, reroute, routed_mass, shortest_prefix
+from decomoe.layout import Layout, take, top
+from decomoe.prefix import drop, reroute, routed_mass, shortest_prefix, skip
 from decomoe.trace import GateReading, Trace
 
 masses = st.lists(st.floats(0, 10, width=32), min_size=4, max_size=16).filter(lambda m: sum(m) > 1e-3)
@@ -48,6 +48,11 @@ def test_routed_mass_and_routing_by_hand():
     dropped, where = drop(scores, indices, inside)
     assert where.tolist() == [[4, 1]]
     assert dropped.tolist() == [[0, pytest.approx(0.3)]]
+    stay = torch.tensor([[True, False], [True, True]])
+    left, where = skip(scores.repeat(2, 1), indices.repeat(2, 1), stay, 4, normalize=True)
+    assert where.tolist() == [[0, 4], [0, 1]]
+    assert left[0].tolist() == [1, 0]
+    assert torch.equal(left[1], scores[0])  # bit for bit
 
 
 @given(st.lists(st.lists(st.booleans(), min_size=5, max_size=5).filter(any), min_size=1, max_size=4), st.data())
@@ -64,6 +69,14 @@ def test_layout_keeps_what_lives_right_aligned(valid, data):
         states = torch.arange(5.0).expand(len(valid), 5)
         assert take(states, slots, 1)[row][rest.valid[row]].tolist() == expected
     assert rest.valid.sum(1).max() == rest.index.shape[1]
+
+
+def test_top_by_hand():
+    scores = torch.tensor([[0.5, 0.9, 0.5, 0.1], [9.0, 0.2, 0.3, 0.4]])
+    among = torch.tensor([[True, True, True, True], [False, True, True, True]])
+    assert top(scores, among, torch.tensor([2, 1])).int().tolist() == [[1, 1, 0, 0], [0, 0, 0, 1]]
+    assert torch.equal(top(scores, among, torch.tensor([9, 9])), among)
+    assert not top(scores, among, torch.tensor([0, 0])).any()
 
 
 def test_text_features_by_hand():

@@ -1,14 +1,31 @@
 """What a method is: a small frozen dataclass that decides which tokens and which experts stay. `runtime` acts on it."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from ..cache import LayoutCache
 from ..calibration import Calibration
 from ..families import Parts
+from ..gate import Gate
+from ..layout import take
+
+
+@dataclass
+class Watched:
+    """What went on inside a layer that a method watches.
+
+    Attributes:
+        hidden: (B, N, d), the layer's input. rotary: cosine and sine (B, N, D) of its tokens.
+        logits: (B, N, E), of its router; None without one.
+    """
+
+    hidden: Tensor
+    rotary: tuple[Tensor, Tensor]
+    logits: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -19,13 +36,17 @@ class Boundary:
         layer: the layer that has just run.
         hidden: (B, N, d), its output.
         cache: knows the layout of that layer.
+        parts: of the model.
         readings: per row, {candidate layer: p_exit}; a gate writes what it read.
+        watched: the layers that the decider watches and that have run. What enters layer 0 are the embeddings.
     """
 
     layer: int
     hidden: Tensor
     cache: LayoutCache
+    parts: Parts
     readings: list[dict[int, float]]
+    watched: Mapping[int, Watched]
 
     def live(self, tokens: Tensor) -> Tensor:
         """Which slots hold one of these prompt tokens; `tokens` is (B, S) bool, the result (B, N)."""
@@ -38,10 +59,65 @@ class Boundary:
         return self.live(self.cache.text)
 
     @property
+    def visual(self) -> Tensor:
+        """(B, N) bool, the slots that hold visual tokens."""
+        return self.live(self.cache.visual)
+
+    @property
     def text_after_image(self) -> Tensor:
         """(B, N) bool, the slots that hold text behind the last visual token; all text if there is no picture."""
-        still_to_come = self.cache.visual.flip(1).cumsum(1).flip(1)
-        return self.live(self.cache.text & (still_to_come == 0))
+        return self.live(self.cache.text_after_image)
+
+    @property
+    def routing(self) -> Tensor:
+        """(B, N, E) fp32, what this layer's router says after its softmax. The layer must be watched and have one."""
+        logits = self.watched[self.layer].logits
+        assert logits is not None
+        return logits.softmax(-1, dtype=torch.float)
+
+    def attention(self, slots: Tensor) -> Tensor:
+        """Attention that the tokens in some `slots` (B, R) paid in this layer, which must be watched.
+
+        Recomputed for these rows from the layer's input and cached keys, so that sdpa and flash stay usable.
+
+        Returns:
+            (B, H, R, N) fp32, after the softmax.
+        """
+        inputs = self.watched[self.layer]
+        hidden, *rotary = (take(values, slots, 1) for values in (inputs.hidden, *inputs.rotary))
+        queries = self.parts.queries(self.layer, hidden, (rotary[0], rotary[1]))
+        return self.cache.attention(self.layer, queries, slots, self.parts.attention_scaling(self.layer))
+
+    def attention_of_last(self) -> Tensor:
+        """(B, N): attention that each row's last prompt token paid in this layer, averaged over heads."""
+        last = torch.full((len(self.hidden), 1), self.hidden.shape[1] - 1, device=self.cache.visual.device)
+        return self.attention(last).mean(1)[:, 0]  # rows are right aligned
+
+    def ask(self, gate: Gate, features: Tensor) -> Tensor:
+        """(B,): p_exit that a gate reads in `features` (B, 2d) here. The trace will show it."""
+        p_exit = gate(self.layer, features)
+        for reading, value in zip(self.readings, p_exit.tolist(), strict=True):
+            reading[self.layer] = value
+        return p_exit
+
+    def without_visual(self, rows: Tensor) -> "Cut":
+        """The cut that takes the whole visual block from `rows` (B,) bool."""
+        return Cut(~(self.visual & rows.to(self.cache.visual.device).unsqueeze(1)))
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Which tokens go on to the next layer.
+
+    Attributes:
+        keep: (B, N) bool, the slots whose tokens do; padding doesn't matter.
+        hidden: (B, N, d), states to go on with instead of the layer's output. Tokens are merged so: the merged state
+            stands in the slot of one of them, at its position, and the others go. What DeepStack still adds there is
+            that one token's.
+    """
+
+    keep: Tensor
+    hidden: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -52,12 +128,15 @@ class Routing:
         layer: the layer. decoding: whether this is a decode step.
         mass: (B, E) float64, routed mass of each row's tokens, by place in the model.
         exits: per row, the layer after which its visual block left, None if it has not.
+        scores: (B, N, k), weights of the routes, falling. visual: (B, N) bool, whose tokens are visual.
     """
 
     layer: int
     decoding: bool
     mass: Tensor
     exits: Sequence[int | None]
+    scores: Tensor
+    visual: Tensor
 
 
 @dataclass(frozen=True)
@@ -67,6 +146,17 @@ class Prefix:
     length: Tensor
     rank: Tensor
     reroute: bool
+
+
+@dataclass(frozen=True)
+class Routes:
+    """The routes (B, N, k) that stay, token by token; the others aren't computed.
+
+    `renormalize`: weights of those that stay sum to one again, if the family's router works like that.
+    """
+
+    stay: Tensor
+    renormalize: bool
 
 
 @dataclass(frozen=True)
@@ -95,15 +185,53 @@ class Decider:
     """A method bound to one model. The base class lets everything stay."""
 
     candidates: Sequence[int] = ()
-    theta: float | None = None
+    theta: Any = None  # a gate's threshold
     gate_width: int = 0
     purge: bool = False  # whether layers up to the exit lose their visual keys and values too
     drops: bool = False  # whether routes may be dropped
+    watches: Collection[int] = ()  # layers whose insides it wants to see in prefill
 
-    def leaves(self, state: Boundary) -> Tensor | None:
-        """(B,) bool: rows whose visual block leaves now. None: nobody's."""
+    def cut(self, state: Boundary) -> Cut | None:
+        """The tokens that go on, or None for all. Not asked any more once every row's visual block has left."""
         return None
 
     def prefix(self, state: Routing) -> Prefix | None:
         """The expert prefix of this invocation, or None for all experts."""
         return None
+
+    def routes(self, state: Routing) -> Routes | None:
+        """The routes that stay, or None for all."""
+        return None
+
+
+def check_layers(parts: Parts, *layers: int) -> None:
+    """Refuse to cut after layers that the model does not have.
+
+    Raises:
+        ValueError: so it is, or they don't ascend.
+    """
+    last = len(parts.layers) - 1
+    for layer in layers:
+        if not 0 <= layer <= last:
+            raise ValueError(f"Visual tokens can leave this model after layers 0 to {last}, not after layer {layer}.")
+    if sorted(set(layers)) != list(layers):
+        raise ValueError(f"Layers are given once each, from low to high, not as {', '.join(map(str, layers))}.")
+
+
+def check_shares(**shares: float) -> None:
+    """Refuse shares that are none.
+
+    Raises:
+        ValueError: one is not between 0 and 1.
+    """
+    for name, share in shares.items():
+        if not 0 <= share <= 1:
+            raise ValueError(f"{name.replace('_', ' ')} must be from 0 to 1, not {share}.")
+
+
+def at_depth(parts: Parts, *layers: int, of: int) -> tuple[int, ...]:
+    """The layers of this model that lie as deep as `layers` in a model `of` so many; different ones stay different."""
+    found: list[int] = []
+    for layer in layers:
+        found.append(max(round(layer / of * len(parts.layers)), *(before + 1 for before in found), 0))
+    return tuple(found)

@@ -11,7 +11,7 @@ from ..experts import ranks
 from ..families import Parts
 from ..gate import text_features
 from ..prefix import shortest_prefix
-from .base import Boundary, Decider, Method, Prefix, Routing
+from .base import Boundary, Cut, Decider, Method, Prefix, Routing, check_layers
 
 
 def paper_fixed_exit(layers: int) -> int:
@@ -66,13 +66,10 @@ class DecoMoE(Method):
                 raise ValueError(f"{field.name} is one of {', '.join(known)}, not {value}.")
 
     def bind(self, parts: Parts, calibration: Calibration | None) -> "DecoMoEDecider":
-        layers, experts, top_k = len(parts.layers), parts.config.num_experts, parts.config.num_experts_per_tok
+        experts, top_k = parts.config.num_experts, parts.config.num_experts_per_tok
         self._check_choices()
-        if isinstance(self.exit_after, int) and not parts.first_exit <= self.exit_after < layers:
-            raise ValueError(
-                f"Visual tokens can leave this model after layers {parts.first_exit} to {layers - 1}, "
-                f"not after layer {self.exit_after}."
-            )
+        if isinstance(self.exit_after, int):
+            check_layers(parts, self.exit_after)
         for name, value in (("p", self.p), ("theta", self.theta), ("keep ratio", self.keep_ratio)):
             if value is not None and not 0 < value <= 1:
                 raise ValueError(f"{name} must be above 0 and at most 1, not {value}.")
@@ -88,12 +85,8 @@ class DecoMoE(Method):
             )
         if calibration is not None:
             calibration.check(parts)
-        if needs_gate:
-            gate = calibration.gate if calibration else None
-            if gate is None:
+            if needs_gate and calibration.gate is None:
                 raise ValueError("This calibration has no gate; fix the exit layer (--exit-after N).")
-            if gate.candidates[0] < parts.first_exit:
-                raise ValueError(f"Visual tokens can't leave this model before layer {parts.first_exit} has run.")
         return DecoMoEDecider(self, parts, calibration)
 
 
@@ -141,16 +134,13 @@ class DecoMoEDecider(Decider):
             return torch.stack([torch.randperm(shape[1], generator=generator) for _ in range(shape[0])])
         return torch.arange(shape[1]).expand(shape)
 
-    def leaves(self, state: Boundary) -> Tensor | None:
+    def cut(self, state: Boundary) -> Cut | None:
         if self.gate is None:
-            return state.cache.visual.any(1) if state.layer == self.method.exit_after else None
+            return state.without_visual(state.cache.visual.any(1)) if state.layer == self.method.exit_after else None
         if state.layer not in self.candidates:
             return None
         features = text_features(state.hidden, state.text_after_image if self.after_image else state.text)
-        p_exit = self.gate(state.layer, features)
-        for reading, value in zip(state.readings, p_exit.tolist(), strict=True):
-            reading[state.layer] = value
-        return p_exit >= self.theta
+        return state.without_visual(state.ask(self.gate, features) >= self.theta)
 
     def prefix(self, state: Routing) -> Prefix | None:
         limited = [self._limits(exit_after, state) for exit_after in state.exits]

@@ -15,6 +15,8 @@ from transformers import (
 
 from ..families import Qwen3VLImageProcessor
 from .draw import TOKEN, draw
+from .draw.objects import NOUNS
+from .photos import CLASSES
 
 ASSETS = Path(__file__).parents[2] / "assets" / "mini"
 SPECIAL = (
@@ -36,12 +38,15 @@ CHAT_TEMPLATE = (
 )
 
 
-def make_tokenizer(pictures: Iterable[int] = range(2000), vocab_size: int = 1024) -> Qwen2Tokenizer:
-    """A byte-level BPE tokenizer trained on the questions and answers of `pictures`; digits stay single."""
+def make_tokenizer(pictures: Iterable[int] = range(1500), vocab_size: int = 1280) -> Qwen2Tokenizer:
+    """A byte-level BPE tokenizer trained on the questions and answers of `pictures`.
+
+    Digits and letters of words in capitals stay single, so that what is read off a picture is spelled.
+    """
     tokenizer: Any = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(r"\d"), "isolated"),
+            pre_tokenizers.Split(Regex(r"\d|(?<![a-z])[A-Z](?![a-z])"), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False),
         ]
     )
@@ -51,7 +56,9 @@ def make_tokenizer(pictures: Iterable[int] = range(2000), vocab_size: int = 1024
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    corpus = ["user\nassistant\n"] + [f"{q.text} {q.answer}" for seed in pictures for q in draw(seed).questions]
+    corpus = ["user\nassistant\n", "What is in the photo? What does the photo show? A photo of a"] * 20
+    corpus += [f" {noun}" for noun in (*NOUNS, *CLASSES)] * 10
+    corpus += [f"{q.text} {q.answer}" for seed in pictures for q in draw(seed).questions]
     tokenizer.train_from_iterator(corpus, trainer)
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
     return Qwen2Tokenizer(
@@ -66,14 +73,14 @@ def make_tokenizer(pictures: Iterable[int] = range(2000), vocab_size: int = 1024
 
 
 def make_processor(tokenizer: Qwen2Tokenizer) -> Qwen3VLImageProcessor:
-    """The mini model's processor: 64 to 100 visual tokens a picture."""
+    """The mini model's processor: 64 to 256 visual tokens a picture."""
     images = Qwen2VLImageProcessorPil(
         patch_size=TOKEN // 2,
         merge_size=2,
         temporal_patch_size=2,
         image_mean=[0.5] * 3,
         image_std=[0.5] * 3,
-        size={"shortest_edge": 112 * 144, "longest_edge": 160 * 160},
+        size={"shortest_edge": 128 * 128, "longest_edge": 256 * 256},
     )
     return Qwen3VLImageProcessor(images, tokenizer, chat_template=CHAT_TEMPLATE)
 

@@ -3,12 +3,12 @@
 Two stages. First the vision tower alone, with a label per visual token (trained end to end from nothing, the model
 stalls at guessing answer priors). Then the whole model on questions, several questions of a picture in one sequence:
 each sees the picture and itself only, with positions restarting after the picture, which is exactly the same as asking
-them one by one and five times cheaper. Training resumes from its last checkpoint after any interruption.
+them one by one and five times cheaper. Training resumes from its last checkpoint after any interruption; what it writes
+at the end, or when stopped by Ctrl-C in the second stage, is a moving average of the weights.
 """
 
 import argparse
 import json
-import math
 import os
 import random
 import time
@@ -23,34 +23,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm import tqdm
-from transformers import AttentionInterface, Qwen2Tokenizer
+from transformers import AutoTokenizer, Qwen2Tokenizer
 from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import load_balancing_loss_func
 
-from .draw import SIZES, THINGS, TINTS, TOKEN, Picture, draw
+from ..families import load_model
+from . import kernels
+from .draw import THINGS, TINTS, TOKEN, Picture, draw, pick_size
+from .draw.base import CHARACTERS
 from .model import make_model, make_processor, make_tokenizer
+from .photos import CLASSES, Photos, load_photos
 
 TRAIN_SEEDS = 1_000_000  # training pictures have seeds from here up; smaller seeds are held out
 QUESTIONS_PER_PICTURE = 6
 CHECKPOINT_SECONDS = 60
 BALANCE = 0.001  # weight of the router's load-balancing loss, Qwen3's value
-
-
-def equal_grids_attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs
-) -> tuple[Tensor, None]:
-    """Vision attention of a batch of equal grids as one call; transformers' own loop goes picture by picture.
-
-    query, key, value: (1, heads, pictures * patches, head_dim). Its name starts with "flash" because only then does
-    the vision tower hand over the whole batch together with `cu_seq_lens_q`.
-    """
-    pictures = len(kwargs["cu_seq_lens_q"]) - 1
-    heads, total, width = query.shape[1:]
-    q, k, v = (x.view(heads, pictures, total // pictures, width).transpose(0, 1) for x in (query, key, value))
-    out = F.scaled_dot_product_attention(q, k, v, scale=kwargs["scaling"])
-    return out.transpose(1, 2).reshape(1, total, heads, width), None
-
-
-AttentionInterface.register("flash_equal_grids", equal_grids_attention)
+VISION = 0.3  # weight of the vision loss in the second stage
+AVERAGE = 0.998  # a step's share of the moving average that stays
 
 
 def patchify(pictures: list[Picture]) -> tuple[Tensor, Tensor]:
@@ -61,7 +49,7 @@ def patchify(pictures: list[Picture]) -> tuple[Tensor, Tensor]:
     pixels = (pixels / 255 - 0.5) / 0.5
     pixels = pixels.view(batch, height // TOKEN, 2, half, width // TOKEN, 2, half, 3).permute(0, 1, 4, 2, 5, 7, 3, 6)
     pixels = pixels.unsqueeze(6).expand(*pixels.shape[:6], 2, half, half).reshape(-1, 3 * 2 * half * half)
-    return pixels, torch.tensor([[1, height // half, width // half]]).expand(batch, 3)
+    return pixels, torch.tensor([[1, height // half, width // half]]).repeat(batch, 1)
 
 
 @dataclass
@@ -72,12 +60,14 @@ class Packed:
         input_ids: (B, L). position_ids: (3, B, L).
         mask: (B, 1, L, L), True where a query may look.
         labels: (B, L), the token to predict at a position, -100 elsewhere.
+        weights: (B, L), of a position's loss: 1/sqrt(length of the answer), or long descriptions would drown the rest.
     """
 
     input_ids: Tensor
     position_ids: Tensor
     mask: Tensor
     labels: Tensor
+    weights: Tensor
 
 
 @dataclass
@@ -90,11 +80,21 @@ class Batch:
     tints: Tensor
     packed: Packed | None = None
 
+    def to(self, device: str) -> "Batch":
+        """The batch on another device."""
+        packed = self.packed and Packed(*(value.to(device) for value in vars(self.packed).values()))
+        pixels, grids, things, tints = (x.to(device) for x in (self.pixels, self.grids, self.things, self.tints))
+        return Batch(pixels, grids, things, tints, packed)
 
-def make_batch(step: int, size: int, tokenizer: Qwen2Tokenizer | None = None) -> Batch:
-    """The batch of `step`, always the same one, so that a resumed run sees what an uninterrupted one would."""
-    shape = random.Random(step).choice(SIZES)
-    pictures = [draw(TRAIN_SEEDS + step * size + index, shape) for index in range(size)]
+
+def make_batch(step: int, size: int, photos: Photos | None, tokenizer: Qwen2Tokenizer | None = None) -> Batch:
+    """The batch of `step`, always the same one, so that a resumed run sees what an uninterrupted one would.
+
+    Its pictures are equally large; `size` of them if they have 64 visual tokens, fewer if they are larger.
+    """
+    shape = pick_size(random.Random(step))
+    count = max(1, round(size * 64 * TOKEN * TOKEN / (shape[0] * shape[1])))
+    pictures = [draw(TRAIN_SEEDS + step * size + index, shape, photos=photos) for index in range(count)]
     pixels, grids = patchify(pictures)
     things = torch.tensor([thing for picture in pictures for thing in picture.things])
     tints = torch.tensor([tint for picture in pictures for tint in picture.tints])
@@ -123,6 +123,7 @@ def pack_questions(pictures: list[Picture], tokenizer: Qwen2Tokenizer) -> Packed
     samples = []
     for picture in pictures:
         ids, segments, labels = list(prefix), [0] * len(prefix), [-100] * len(prefix)
+        weights = [0.0] * len(prefix)
         positions: list[int] = []
         for number, question in enumerate(picture.questions[:QUESTIONS_PER_PICTURE], 1):
             asked = encode(f"{question.text}<|im_end|>\n<|im_start|>assistant\n")
@@ -131,37 +132,49 @@ def pack_questions(pictures: list[Picture], tokenizer: Qwen2Tokenizer) -> Packed
             segments += [number] * (len(asked) + len(answer))
             positions += range(after + 1, after + 1 + len(asked) + len(answer))
             labels += [-100] * (len(asked) - 1) + answer + [-100]
-        samples.append((ids, segments, positions, labels))
+            weights += [len(answer) ** -0.5] * (len(asked) + len(answer))
+        samples.append((ids, segments, positions, labels, weights))
     length = max(len(sample[0]) for sample in samples)
     count = len(samples)
     input_ids = torch.full((count, length), tokenizer.pad_token_id)
     targets = torch.full((count, length), -100)
+    weight = torch.zeros(count, length)
     position_ids = torch.zeros((3, count, length), dtype=torch.long)
     segment = torch.full((count, length), -1)
     common = torch.cat([torch.arange(start).expand(3, -1), grid, torch.full((3, 1), after)], dim=1)
-    for row, (ids, segments, positions, labels) in enumerate(samples):
+    for row, (ids, segments, positions, labels, weights) in enumerate(samples):
         input_ids[row, : len(ids)] = torch.tensor(ids)
         targets[row, : len(ids)] = torch.tensor(labels)
+        weight[row, : len(ids)] = torch.tensor(weights)
         segment[row, : len(ids)] = torch.tensor(segments)
         position_ids[:, row, : len(prefix)] = common
         position_ids[:, row, len(prefix) : len(ids)] = torch.tensor(positions)
     same = (segment[:, None, :] == 0) & (segment[:, :, None] >= 0) | (segment[:, None, :] == segment[:, :, None])
     mask = (same & torch.ones(length, length, dtype=torch.bool).tril())[:, None]
-    return Packed(input_ids, position_ids, mask, targets)
+    return Packed(input_ids, position_ids, mask, targets, weight)
+
+
+def label_weights() -> Tensor:
+    """(THINGS,): little for the many tokens of ground and photos, more for letters, which are small and few."""
+    weights = {"nothing": 0.2} | {f"photo of {name}": 0.3 for name in CLASSES} | dict.fromkeys(CHARACTERS, 2.0)
+    return torch.tensor([weights.get(thing, 1.0) for thing in THINGS])
 
 
 class VisionProbe(nn.Module):
     """Heads that read the thing and the colour under every visual token off the tower's outputs."""
 
+    weights: Tensor
+
     def __init__(self, width: int) -> None:
         super().__init__()
         self.thing = nn.Linear(width, len(THINGS))
         self.tint = nn.Linear(width, len(TINTS))
+        self.register_buffer("weights", label_weights(), persistent=False)
 
     def loss(self, features: Tensor, batch: Batch) -> Tensor:
         features = features.float()
         tint = F.cross_entropy(self.tint(features), batch.tints)
-        return F.cross_entropy(self.thing(features), batch.things) + 0.5 * tint
+        return F.cross_entropy(self.thing(features), batch.things, self.weights) + 0.5 * tint
 
 
 def see(model: Any, batch: Batch) -> Any:
@@ -170,15 +183,14 @@ def see(model: Any, batch: Batch) -> Any:
         return model.model.visual(batch.pixels, grid_thw=batch.grids)
 
 
-def vision_loss(model: Any, probe: VisionProbe, batch: Batch) -> tuple[Tensor, dict]:
-    """Loss over the merged tokens and, lighter, over the DeepStack features; and what to show."""
-    out = see(model, batch)
-    loss = probe.loss(out.pooler_output, batch)
-    for features in out.deepstack_features:
+def vision_loss(probe: VisionProbe, seen: Any, batch: Batch) -> tuple[Tensor, dict]:
+    """Loss of what the tower has `seen`: over the merged tokens and, lighter, the DeepStack features; what to show."""
+    loss = probe.loss(seen.pooler_output, batch)
+    for features in seen.deepstack_features:
         loss = loss + 0.2 * probe.loss(features, batch)
     with torch.no_grad():
-        seen = batch.things > 0
-        right = (probe.thing(out.pooler_output.float()).argmax(-1) == batch.things)[seen].float().mean()
+        known = batch.things > 0
+        right = (probe.thing(seen.pooler_output.float()).argmax(-1) == batch.things)[known].float().mean()
     return loss, {"things": right.item()}
 
 
@@ -199,25 +211,29 @@ def read(model: Any, packed: Packed, seen: Any) -> Any:
     )
 
 
-def answer_loss(model: Any, batch: Batch) -> tuple[Tensor, dict]:
-    """Next-token loss over the answers plus load balancing; and what to show."""
+def answer_loss(model: Any, probe: VisionProbe, batch: Batch) -> tuple[Tensor, dict]:
+    """Next-token loss over the answers, load balancing, and some of the vision loss; and what to show."""
     packed = batch.packed
     assert packed is not None
-    out = read(model, packed, see(model, batch))
+    seen = see(model, batch)
+    out = read(model, packed, seen)
     asked = packed.labels != -100
     logits, target = model.lm_head(out.last_hidden_state[asked]).float(), packed.labels[asked]
     text = model.config.text_config
     balance: Any = load_balancing_loss_func(
         out.router_logits, text.num_experts, text.num_experts_per_tok, packed.input_ids != text.pad_token_id
     )
-    loss = F.cross_entropy(logits, target)
+    weights = packed.weights[asked]
+    loss = (F.cross_entropy(logits, target, reduction="none") * weights).sum() / weights.sum()
     right = (logits.argmax(-1) == target).float().mean()
-    return loss + BALANCE * balance, {"loss": loss.item(), "token": right.item(), "balance": balance.item()}
+    vision, shown = vision_loss(probe, seen, batch)
+    shown |= {"loss": loss.item(), "token": right.item(), "balance": balance.item()}
+    return loss + BALANCE * balance + VISION * vision, shown
 
 
 @dataclass
 class Stage:
-    """One stage of training: its steps, batch size and peak learning rate."""
+    """One stage of training: its steps, batch size (pictures of 64 visual tokens) and peak learning rate."""
 
     name: str
     steps: int
@@ -225,123 +241,161 @@ class Stage:
     rate: float
 
     def learning_rate(self, step: int) -> float:
-        """Linear warm-up over 3 % of the steps, then cosine down to 2 % of the peak."""
-        warm = max(1, round(self.steps * 0.03))
-        if step < warm:
-            return self.rate * (step + 1) / warm
-        return self.rate * (0.02 + 0.49 * (1 + math.cos(math.pi * (step - warm) / max(1, self.steps - warm))))
+        """Warm-up over 100 steps, constant, then linearly down to 2 % over the last fifth.
+
+        Constant in between, so that a run can be lengthened when it turns out that there is more time.
+        """
+        left = (self.steps - step) / (0.2 * self.steps)
+        return self.rate * min(1, (step + 1) / 100, 0.02 + 0.98 * left)
+
+
+class Trainer:
+    """The state of one stage: modules, their moving average, optimizer, step; saved and resumed whole."""
+
+    def __init__(self, stage: Stage, modules: nn.ModuleDict, folder: Path) -> None:
+        self.stage, self.modules, self.path = stage, modules, folder / f"{stage.name}.pt"
+        self.live = modules.state_dict()  # the very tensors that are trained
+        self.average = {name: value.clone() for name, value in self.live.items()}
+        self.weights = [p for p in modules.parameters() if p.requires_grad]
+        decay = {"params": [p for p in self.weights if p.ndim >= 2], "weight_decay": 0.05}
+        plain = {"params": [p for p in self.weights if p.ndim < 2], "weight_decay": 0.0}
+        self.optimizer = torch.optim.AdamW([decay, plain], betas=(0.9, 0.98), fused=True)
+        self.step, self.hours = 0, 0.0
+        if self.path.exists():
+            saved = torch.load(self.path, weights_only=True, map_location=next(modules.parameters()).device)
+            self.modules.load_state_dict(saved["modules"])
+            self.average = saved["average"]
+            self.optimizer.load_state_dict(saved["optimizer"])
+            self.step, self.hours = saved["step"], saved["hours"]
+
+    def save(self) -> None:
+        """Write everything; an interrupted write leaves the last one."""
+        state = {
+            "modules": self.modules.state_dict(),
+            "average": self.average,
+            "optimizer": self.optimizer.state_dict(),
+            "step": self.step,
+            "hours": self.hours,
+        }
+        torch.save(state, self.path.with_suffix(".tmp"))
+        os.replace(self.path.with_suffix(".tmp"), self.path)
+
+    def update(self, loss: Tensor) -> None:
+        """One optimizer step."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.stage.learning_rate(self.step)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.weights, 1.0)
+        self.optimizer.step()
+        self.step += 1
+        keep = min(AVERAGE, self.step / (self.step + 10))
+        torch._foreach_lerp_(list(self.average.values()), list(self.live.values()), 1 - keep)
 
 
 def run_stage(
-    stage: Stage,
-    modules: nn.ModuleDict,
-    loss_of: Callable[[Batch], tuple[Tensor, dict]],
-    state: Path,
-    tokenizer: Qwen2Tokenizer | None,
+    trainer: Trainer, batch_of: Callable[[int], Batch], loss_of: Callable[[Batch], tuple[Tensor, dict]]
 ) -> None:
-    """Train `modules` for `stage`, resuming from and checkpointing to `state`."""
-    decay = [p for p in modules.parameters() if p.requires_grad and p.ndim >= 2]
-    plain = [p for p in modules.parameters() if p.requires_grad and p.ndim < 2]
-    groups = [{"params": decay, "weight_decay": 0.05}, {"params": plain, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98), fused=True)
-    path, start, hours = state / f"{stage.name}.pt", 0, 0.0
-    if path.exists():
-        saved = torch.load(path, weights_only=True)
-        modules.load_state_dict(saved["modules"])
-        optimizer.load_state_dict(saved["optimizer"])
-        start, hours = saved["step"], saved["hours"]
-    if start >= stage.steps:
+    """Train to the stage's last step, with a checkpoint a minute and a line in log.jsonl every 20 steps."""
+    stage, before, began = trainer.stage, trainer.hours, time.time()
+    if trainer.step >= stage.steps:
         return
-
-    def save(step: int) -> None:
-        temporary = path.with_suffix(".tmp")
-        torch.save(
-            {
-                "modules": modules.state_dict(),
-                "optimizer": optimizer.state_dict(),
-                "step": step,
-                "hours": hours + (time.time() - began) / 3600,
-            },
-            temporary,
-        )
-        os.replace(temporary, path)
-
-    began = saved_at = time.time()
-    bar = tqdm(range(start, stage.steps), initial=start, total=stage.steps, desc=stage.name, mininterval=5)
-    with ThreadPoolExecutor(1) as drawing, open(state / "log.jsonl", "a") as log:
-        ahead = drawing.submit(make_batch, start, stage.batch, tokenizer)
+    saved_at = began
+    bar = tqdm(
+        range(trainer.step, stage.steps), initial=trainer.step, total=stage.steps, desc=stage.name, mininterval=5
+    )
+    with ThreadPoolExecutor(1) as drawing, open(trainer.path.with_name("log.jsonl"), "a") as log:
+        ahead = drawing.submit(batch_of, trainer.step)
         for step in bar:
             batch = ahead.result()
-            ahead = drawing.submit(make_batch, step + 1, stage.batch, tokenizer)
-            for group in optimizer.param_groups:
-                group["lr"] = stage.learning_rate(step)
+            ahead = drawing.submit(batch_of, step + 1)
             loss, shown = loss_of(batch)
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            nn.utils.clip_grad_norm_([*decay, *plain], 1.0)
-            optimizer.step()
+            trainer.update(loss)
+            trainer.hours = before + (time.time() - began) / 3600
             if step % 20 == 0:
                 bar.set_postfix({name: f"{value:.3f}" for name, value in shown.items()}, refresh=False)
-                log.write(json.dumps({"stage": stage.name, "step": step, "time": time.time(), **shown}) + "\n")
+                row = {"stage": stage.name, "step": step, "hours": round(trainer.hours, 4), **shown}
+                log.write(json.dumps(row) + "\n")
                 log.flush()
             if time.time() - saved_at > CHECKPOINT_SECONDS:
-                save(step + 1)
+                trainer.save()
                 saved_at = time.time()
-    save(stage.steps)
+    trainer.save()
 
 
-def compile_layers(model: Any) -> None:
-    """Fuse the element-wise work of both towers with `torch.compile` (on two cores: 1.3 times as fast)."""
-    visual = model.model.visual
-    modules = [*visual.blocks, visual.merger, *visual.deepstack_merger_list]
-    for layer in model.model.language_model.layers:
-        modules += [layer.self_attn, layer.input_layernorm, layer.post_attention_layernorm]
-    for module in modules:
-        module.forward = torch.compile(module.forward, dynamic=True)
+def kept_tokenizer(state: Path) -> Qwen2Tokenizer:
+    """The tokenizer that this training began with: made anew, it would change with the generator."""
+    folder = state / "tokenizer"
+    if not folder.exists():
+        make_tokenizer().save_pretrained(folder)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    return tokenizer
 
 
-def export(model: Any, tokenizer: Qwen2Tokenizer, out: Path) -> None:
+def start_from(model: Any, tokenizer: Qwen2Tokenizer, source: Path) -> None:
+    """Take over the weights of an earlier mini model; embeddings go by the text of their tokens."""
+    earlier, state = load_model(source)[0].state_dict(), model.state_dict()
+    old = AutoTokenizer.from_pretrained(source).get_vocab()
+    name = "model.language_model.embed_tokens.weight"
+    for token, index in tokenizer.get_vocab().items():
+        if token in old:
+            state[name][index] = earlier[name][old[token]]
+    same = {key: value for key, value in earlier.items() if key != name and value.shape == state[key].shape}
+    model.load_state_dict({**state, **same, name: state[name], "lm_head.weight": state[name]})
+
+
+def export(weights: dict[str, Tensor], tokenizer: Qwen2Tokenizer, out: Path) -> None:
     """Write model and processor to `out` in bf16, in files that need no large-file storage (under 10 MB)."""
-    model.set_attn_implementation("sdpa")
-    copy: Any = make_model(tokenizer)
-    copy.load_state_dict(model.state_dict())
-    copy.to(torch.bfloat16).save_pretrained(out, max_shard_size="9MB")
+    model: Any = make_model(tokenizer)
+    model.load_state_dict(weights)
+    model.to(torch.bfloat16).save_pretrained(out, max_shard_size="9MB")
     make_processor(tokenizer).save_pretrained(out)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--state", type=Path, default=Path("work/mini"), help="checkpoints and logs (resumed from)")
-    parser.add_argument("--out", type=Path, default=Path("work/mini/model"), help="where the trained model goes")
-    parser.add_argument("--vision-steps", type=int, default=880)
-    parser.add_argument("--answer-steps", type=int, default=2050)
-    parser.add_argument(
-        "--compile", action="store_true", help="torch.compile the layers: minutes to start, then faster"
-    )
-    arguments = parser.parse_args()
-    arguments.state.mkdir(parents=True, exist_ok=True)
-    tokenizer = make_tokenizer()
+    parser.add_argument("--out", type=Path, default=Path("work/mini/model"), help="where the best model so far goes")
+    parser.add_argument("--photos", help="a folder with the photos; by default the published dataset")
+    parser.add_argument("--start-from", type=Path, help="an earlier mini model whose weights to take over")
+    parser.add_argument("--vision-steps", type=int, default=2000)
+    parser.add_argument("--answer-steps", type=int, default=12000)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--compile", action="store_true", help="torch.compile the layers: slow to start, then faster")
+    train(parser.parse_args())
+
+
+def train(options: argparse.Namespace) -> None:
+    """Both stages, then the model to `options.out`."""
+    options.state.mkdir(parents=True, exist_ok=True)
+    tokenizer, photos = kept_tokenizer(options.state), load_photos(options.photos)
     model: Any = make_model(tokenizer)
+    if options.start_from:
+        start_from(model, tokenizer, options.start_from)
+    model.to(options.device)
     model.model.visual.config._attn_implementation = "flash_equal_grids"
-    if arguments.compile:
-        compile_layers(model)
-    probe = VisionProbe(model.config.text_config.hidden_size)
+    probe = VisionProbe(model.config.text_config.hidden_size).to(options.device)
     vision = nn.ModuleDict({"visual": model.model.visual, "probe": probe})
+    first = Trainer(Stage("vision", options.vision_steps, 64, 1.5e-3), vision, options.state)
+    if options.compile:
+        kernels.compile_layers(model)
     run_stage(
-        Stage("vision", arguments.vision_steps, 64, 1.5e-3),
-        vision,
-        lambda batch: vision_loss(model, probe, batch),
-        arguments.state,
-        None,
+        first,
+        lambda step: make_batch(step, 64, photos).to(options.device),
+        lambda batch: vision_loss(probe, see(model, batch), batch),
     )
-    run_stage(
-        Stage("answers", arguments.answer_steps, 24, 1.2e-3),
-        nn.ModuleDict({"model": model}),
-        lambda batch: answer_loss(model, batch),
-        arguments.state,
-        tokenizer,
-    )
-    export(model, tokenizer, arguments.out)
+    vision.load_state_dict(first.average)
+    both = nn.ModuleDict({"model": model, "probe": probe})
+    second = Trainer(Stage("answers", options.answer_steps, 24, 1.2e-3), both, options.state)
+    try:
+        run_stage(
+            second,
+            lambda step: make_batch(step, 24, photos, tokenizer).to(options.device),
+            lambda batch: answer_loss(model, probe, batch),
+        )
+    finally:
+        weights = {name[6:]: value for name, value in second.average.items() if name.startswith("model.")}
+        export(weights, tokenizer, options.out)
 
 
 if __name__ == "__main__":

@@ -20,9 +20,9 @@ INTRO = """# DecoMoE
 A multimodal mixture-of-experts model wastes work in two ways. **SAVB**: after some layer the question no longer needs \
 the picture, so all its tokens leave. **RCEP**: after that, most of the experts are not needed either. \
 Ask something and see what leaves, layer by layer."""
-MINI_NOTE = """The **mini model** behind this page is very small and was trained, briefly, on drawn pictures only: up \
-to five pictograms or coloured shapes, a word or a number, bar charts. Charts, counts and colours it gets mostly \
-right; it mixes up objects, can't read words yet, and can't understand photos. Try the examples."""
+MINI_NOTE = """The **mini model** behind this page is very small. It knows 224 pictograms, coloured shapes, words and \
+numbers, simple charts and tables, and ten kinds of small photos, and it makes mistakes with all of them; about \
+anything else its answers mean nothing. Try the examples."""
 CSS = ".chart-note {font-size: 0.9rem; margin: 0.2rem 0.5rem} footer {display: none !important}"
 
 

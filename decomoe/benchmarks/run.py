@@ -1,11 +1,10 @@
-"""Questions with known answers, and running them in batches."""
+"""Asking the cases of a benchmark, in batches."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
 
@@ -13,16 +12,7 @@ from ..ask import Loaded, encode
 from ..methods import Method
 from ..runtime import attach
 from ..trace import Trace
-
-
-@dataclass(frozen=True)
-class Case:
-    """One question about one picture with its true answer; `id` says where it comes from, for exclusion lists."""
-
-    id: str
-    image: Image.Image
-    question: str
-    answer: str
+from .base import Case
 
 
 @dataclass(frozen=True)
@@ -34,11 +24,6 @@ class Outcome:
     first_logits: Tensor
 
 
-def normalize(answer: str) -> str:
-    """How answers are compared: lower case, single spaces, no final full stop."""
-    return " ".join(answer.lower().split()).rstrip(".")
-
-
 def run(
     loaded: Loaded, cases: Sequence[Case], method: Method, batch: int = 32, max_new_tokens: int = 16, label: str = ""
 ) -> Iterator[Outcome]:
@@ -46,12 +31,13 @@ def run(
     with tqdm(total=len(cases), desc=label or method.name, disable=None) as bar:
         for start in range(0, len(cases), batch):
             part = cases[start : start + batch]
-            yield from _run_batch(loaded, part, method, max_new_tokens)
+            yield from run_batch(loaded, part, method, max_new_tokens)
             bar.update(len(part))
 
 
-def _run_batch(loaded: Loaded, cases: Sequence[Case], method: Method, max_new_tokens: int) -> list[Outcome]:
-    inputs = encode(loaded, [(case.image, case.question) for case in cases])
+def run_batch(loaded: Loaded, cases: Sequence[Case], method: Method, max_new_tokens: int) -> list[Outcome]:
+    """Ask `cases` in one batch."""
+    inputs = encode(loaded, [(case.picture(), case.question) for case in cases])
     with loaded.lock, torch.inference_mode(), attach(loaded.model, method, loaded.calibration) as session:
         out: Any = session.generate(
             inputs,

@@ -1,0 +1,44 @@
+"""The command line, one command a file."""
+
+import argparse
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+
+from PIL import Image
+
+from . import ask, calibrate, evaluate, match, serve
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the exit status: 0, 2 for bad input, 130 after Ctrl-C."""
+    options = parser().parse_args(arguments)
+    warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # `load_image` says it in its own words
+    try:
+        return options.run(options)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read us has seen enough
+        return 0
+    except (ValueError, OSError) as error:
+        message = " ".join(str(error).split())
+    except RuntimeError as error:
+        if type(error).__name__ != "OutOfMemoryError":  # torch's; not worth importing it for
+            raise
+        message = "The model ran out of memory; give it less at once: a smaller --batch."
+    print(f"decomoe: {message}", file=sys.stderr)
+    return 2
+
+
+def parser() -> argparse.ArgumentParser:
+    """All commands with their options."""
+    top = argparse.ArgumentParser(prog="decomoe", description="See, and cut, the waste in a multimodal MoE.")
+    subparsers = top.add_subparsers(required=True, metavar="COMMAND")
+    commands = {command: command.add(subparsers) for command in (ask, calibrate, evaluate, match, serve)}
+    for command, options in commands.items():
+        options.add_argument("--model", help="a folder or a Hub id; the mini model by default")
+        if command is not calibrate:
+            options.add_argument("--calibration", help="a folder; by default the model's own")
+    return top

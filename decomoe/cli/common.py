@@ -1,0 +1,47 @@
+"""What several commands need."""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..ask import Loaded
+
+
+def load_model(options: argparse.Namespace, calibrated: bool = True) -> "Loaded":
+    """The model of `--model`, with the calibration of `--calibration` unless `calibrated` is off.
+
+    Raises:
+        ValueError: it can't be loaded.
+    """
+    from transformers.utils import logging  # noqa: PLC0415 (seconds; not for --help or a bad picture)
+
+    from .. import families  # noqa: PLC0415
+    from ..ask import MINI, Loaded, load  # noqa: PLC0415
+
+    if not sys.stderr.isatty():
+        logging.disable_progress_bar()
+    try:
+        source = options.model or MINI
+        return load(source, options.calibration) if calibrated else Loaded(*families.load_model(source))
+    except OSError as error:
+        raise ValueError(f"Can't load the model '{options.model or MINI}': {str(error).splitlines()[0]}") from error
+
+
+def check_counts(options: argparse.Namespace, *names: str) -> None:
+    """Refuse numbers below 1."""
+    for name in names:
+        if (value := getattr(options, name)) is not None and value < 1:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, not {value}.")
+
+
+@contextmanager
+def resumable() -> Iterator[None]:
+    """Ctrl-C says that nothing is lost."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("decomoe: stopped; the same command goes on from here", file=sys.stderr)
+        raise

@@ -1,0 +1,44 @@
+"""`decomoe match`: methods at equal cost."""
+
+import argparse
+from typing import Any
+
+from .common import check_counts, load_model
+
+
+def add(commands: Any) -> argparse.ArgumentParser:
+    """Add the command to the parser."""
+    match = commands.add_parser("match", help="find how strong methods must be to cost as much as another one")
+    match.set_defaults(run=run)
+    match.add_argument("--methods", nargs="+", required=True, metavar="NAME[:KEY=VALUE,...]", help="those to match")
+    match.add_argument("--to", default="decomoe", metavar="NAME[:KEY=VALUE,...]", help="the one to match (decomoe)")
+    match.add_argument(
+        "--data",
+        nargs="+",
+        default=["drawn:64"],
+        metavar="NAME[:COUNT][=SOURCE]",
+        help="calibration questions to count FLOPs on, such as drawn:64 easy-vqa:64",
+    )
+    match.add_argument("--batch", type=int, default=32, help="questions at once")
+    match.add_argument("--max-new-tokens", type=int, default=64)
+    return match
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command; the exit status."""
+    check_counts(options, "batch", "max_new_tokens")
+    from ..benchmarks import BENCHMARKS  # noqa: PLC0415
+    from ..calibrate.data import load_questions  # noqa: PLC0415
+    from ..evaluate import cost_of, matched, parse_method, parse_methods  # noqa: PLC0415
+
+    specs = list(parse_methods(options.methods, layers=48))
+    parse_method(options.to, layers=48)
+    cases = [question.case for question in load_questions(options.data, BENCHMARKS, seed=0)]
+    loaded, sizes = load_model(options), (options.batch, options.max_new_tokens)
+    to = parse_method(options.to, loaded.model.config.get_text_config().num_hidden_layers)
+    target = cost_of(loaded, cases, to, *sizes)
+    found = {options.to: target, **dict(matched(loaded, cases, spec, target, *sizes) for spec in specs)}
+    for spec, cost in found.items():
+        print(f"{spec}: FLOPs against dense: {cost['executed']:.3f} executed, {cost['sparse']:.3f} sparse")
+    print("--methods", *found)
+    return 0

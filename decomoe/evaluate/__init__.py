@@ -1,0 +1,21 @@
+"""Benchmarks x methods -> one JSON line a question, and tables made from those lines."""
+
+from .match import cost_of, matched
+from .run import evaluate
+from .specs import METHOD_SETS, parse_benchmarks, parse_method, parse_methods
+from .tables import by_kind, overall, rows, tables, write_tables
+
+__all__ = [
+    "METHOD_SETS",
+    "by_kind",
+    "cost_of",
+    "evaluate",
+    "matched",
+    "overall",
+    "parse_benchmarks",
+    "parse_method",
+    "parse_methods",
+    "rows",
+    "tables",
+    "write_tables",
+]
