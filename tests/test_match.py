@@ -23,7 +23,7 @@ def cases():
 @pytest.mark.parametrize("spec", ["fastv:layer=3", "sparsevlm", "fastmmoe", "modes"])
 def test_strength_reaches_the_target(mini, cases, spec):
     found, cost = matched(mini, cases, spec, {"executed": 0.7, "sparse": 0.8}, max_new_tokens=2)
-    wanted, convention = (0.8, "sparse") if spec == "modes" else (0.7, "executed")
+    wanted, convention = (0.8, "sparse") if spec in ("modes", "fastmmoe") else (0.7, "executed")
     assert found.startswith(spec)
     assert cost[convention] == pytest.approx(wanted, abs=3 * TOLERANCE)
     assert cost == cost_of(mini, cases, parse_method(found, 16), max_new_tokens=2)
@@ -48,5 +48,7 @@ def test_command(mini, monkeypatch, capsys):
     *lines, last = capsys.readouterr().out.splitlines()
     assert last == "--methods decomoe:exit_after=9,rcep=no vtw:exit_after=9"
     assert [line.split(": ", 1)[1] for line in lines] == [lines[0].split(": ", 1)[1]] * 2  # both cost the same
+    assert cli.main([*command, "vtw", "--to", "decomoe:exit_after=9,prefix=24"]) == 0
+    assert "the nearest that it can" in capsys.readouterr().out.splitlines()[1]
     assert cli.main([*command, "dense"]) == 2
     assert "'dense' has no strength to match" in capsys.readouterr().err

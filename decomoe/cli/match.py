@@ -29,7 +29,7 @@ def run(options: argparse.Namespace) -> int:
     check_counts(options, "batch", "max_new_tokens")
     from ..benchmarks import BENCHMARKS  # noqa: PLC0415
     from ..calibrate.data import load_questions  # noqa: PLC0415
-    from ..evaluate import cost_of, matched, parse_method, parse_methods  # noqa: PLC0415
+    from ..evaluate import cost_of, matched, missed, parse_method, parse_methods  # noqa: PLC0415
 
     specs = list(parse_methods(options.methods, layers=48))
     parse_method(options.to, layers=48)
@@ -39,6 +39,7 @@ def run(options: argparse.Namespace) -> int:
     target = cost_of(loaded, cases, to, *sizes)
     found = {options.to: target, **dict(matched(loaded, cases, spec, target, *sizes) for spec in specs)}
     for spec, cost in found.items():
-        print(f"{spec}: FLOPs against dense: {cost['executed']:.3f} executed, {cost['sparse']:.3f} sparse")
+        note = ", the nearest that it can" if missed(spec, cost, target) else ""
+        print(f"{spec}: FLOPs against dense: {cost['executed']:.3f} executed, {cost['sparse']:.3f} sparse{note}")
     print("--methods", *found)
     return 0

@@ -1,6 +1,6 @@
 """Benchmarks x methods -> one JSON line a question, and tables made from those lines."""
 
-from .match import cost_of, matched
+from .match import cost_of, matched, missed
 from .run import evaluate
 from .specs import METHOD_SETS, parse_benchmarks, parse_method, parse_methods
 from .tables import by_kind, overall, rows, tables, write_tables
@@ -11,6 +11,7 @@ __all__ = [
     "cost_of",
     "evaluate",
     "matched",
+    "missed",
     "overall",
     "parse_benchmarks",
     "parse_method",

@@ -31,13 +31,13 @@ def matched(
 ) -> tuple[str, Cost]:
     """The spec with the strength at which it costs most nearly `target`, and what it costs; by bisection.
 
-    Executed FLOPs are matched. Skipping routes, which is all that MoDES does, saves sparse FLOPs alone: these then.
+    Executed FLOPs are matched; sparse ones for methods that skip routes, MoDES and FastMMoE: it saves these alone.
 
     Raises:
         ValueError: there is no one strength to match by, or the method does not fit the model.
     """
     layers = len(parts_of(loaded.model).layers)
-    convention = "sparse" if spec.startswith("modes") else "executed"
+    convention = _convention(spec)
     costs: dict[str, Cost] = {}
     low, high = 0.0, 1.0
 
@@ -54,6 +54,16 @@ def matched(
         low, high = (strength, high) if gap(candidate) > 0 else (low, strength)
     best = min(costs, key=lambda candidate: abs(gap(candidate)))
     return best, costs[best]
+
+
+def missed(spec: str, cost: Cost, target: Cost) -> bool:
+    """Whether a spec costs something else than the target: there was no strength nearer to it."""
+    return abs(cost[_convention(spec)] - target[_convention(spec)]) >= TOLERANCE
+
+
+def _convention(spec: str) -> str:
+    """The FLOPs by which a method is matched."""
+    return "sparse" if spec.partition(":")[0] in ("modes", "fastmmoe") else "executed"
 
 
 def _at(strength: float, spec: str, loaded: Loaded) -> str:
