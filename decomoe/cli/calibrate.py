@@ -6,7 +6,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .common import check_counts, load_model, resumable
+from .common import add_data, check_counts, load_model, resumable
 
 if TYPE_CHECKING:
     from ..calibration import Calibration
@@ -17,13 +17,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
     calibrate = commands.add_parser("calibrate", help="make expert orders and exit gate for a model")
     calibrate.set_defaults(run=run)
     calibrate.add_argument("--out", type=Path, required=True, help="folder for the artifact")
-    calibrate.add_argument(
-        "--data",
-        nargs="+",
-        default=["drawn:1200"],
-        metavar="NAME[:COUNT][=SOURCE]",
-        help="calibration questions, such as drawn:1200 easy-vqa:600 photos=FOLDER",
-    )
+    add_data(calibrate, "drawn:1200", "calibration questions, such as drawn:1200 easy-vqa:600 photos=FOLDER")
     calibrate.add_argument(
         "--method",
         choices=["decomoe", "vtw", "dyvte", "modes"],

@@ -30,6 +30,11 @@ def load_model(options: argparse.Namespace, calibrated: bool = True) -> "Loaded"
         raise ValueError(f"Can't load the model '{options.model or MINI}': {str(error).splitlines()[0]}") from error
 
 
+def add_data(command: argparse.ArgumentParser, default: str, text: str) -> None:
+    """Add `--data`, the calibration questions that `calibrate.data.load_questions` reads."""
+    command.add_argument("--data", nargs="+", default=[default], metavar="NAME[:COUNT][=SOURCE]", help=text)
+
+
 def check_counts(options: argparse.Namespace, *names: str) -> None:
     """Refuse numbers below 1."""
     for name in names:

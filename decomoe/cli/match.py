@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from .common import check_counts, load_model
+from .common import add_data, check_counts, load_model
 
 
 def add(commands: Any) -> argparse.ArgumentParser:
@@ -12,13 +12,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
     match.set_defaults(run=run)
     match.add_argument("--methods", nargs="+", required=True, metavar="NAME[:KEY=VALUE,...]", help="those to match")
     match.add_argument("--to", default="decomoe", metavar="NAME[:KEY=VALUE,...]", help="the one to match (decomoe)")
-    match.add_argument(
-        "--data",
-        nargs="+",
-        default=["drawn:64"],
-        metavar="NAME[:COUNT][=SOURCE]",
-        help="calibration questions to count FLOPs on, such as drawn:64 easy-vqa:64",
-    )
+    add_data(match, "drawn:64", "calibration questions to count FLOPs on, such as drawn:64 easy-vqa:64")
     match.add_argument("--batch", type=int, default=32, help="questions at once")
     match.add_argument("--max-new-tokens", type=int, default=64)
     return match

@@ -124,10 +124,10 @@ def calibration_text(provenance: dict[str, Any]) -> dict[str, str]:
 
 def sweeps(results: Path) -> str:
     """The paper's Tables 5 (orders and fixed prefixes) and 6 (p), measured here."""
-    text = ""
+    text, all_rows = "", rows(results)
+    kinds = [row for row in by_kind(results) if row["method"] == "dense"]
     for name, title in (("table5", "Orders and fixed prefixes"), ("table6", "The share p of routed mass")):
-        found = [row for row in rows(results) if row["method"] in ("dense", *METHOD_SETS[name])]
-        kinds = [row for row in by_kind(results) if row["method"] == "dense"]
+        found = [row for row in all_rows if row["method"] in ("dense", *METHOD_SETS[name])]
         text += f"\n{title} (the paper's Table {name[-1]}):\n\n{to_markdown(tables(found, kinds)[0])}"
     return text
 

@@ -82,11 +82,12 @@ class Picture:
         """Say that `thing` covers the tokens whose middle lies in `box`, give or take two pixels."""
         columns, rows = self.image.width // TOKEN, self.image.height // TOKEN
         left, top, right, bottom = box
+        labels = _INDEX[thing], TINTS.index(tint)
         first, last = round((left - 2) / TOKEN), round((right + 2) / TOKEN)
         for row in range(max(0, round((top - 2) / TOKEN)), min(rows, round((bottom + 2) / TOKEN))):
             for column in range(max(0, first), min(columns, last)):
-                self.things[row * columns + column] = _INDEX[thing]
-                self.tints[row * columns + column] = TINTS.index(tint)
+                place = row * columns + column
+                self.things[place], self.tints[place] = labels
 
 
 def shade(rng: random.Random, color: str) -> tuple[int, int, int]:

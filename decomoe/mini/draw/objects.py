@@ -97,10 +97,10 @@ def fill_shape(canvas: ImageDraw.ImageDraw, shape: str, color: tuple[int, int, i
         )
 
 
-def _pair(rng: random.Random, unseen: bool, shape: str | None = None) -> tuple[str, str]:
-    """A shape and its colour; `unseen` takes those that training never shows together."""
-    pairs = [(s, c) for s in SHAPES for c in COLORS if ((s, c) in UNSEEN_PAIRS) == unseen and shape in (None, s)]
-    return rng.choice(pairs)
+@cache
+def _pairs(unseen: bool, shape: str | None = None) -> list[tuple[str, str]]:
+    """Shapes, or one shape, and their colours; `unseen` takes those that training never shows together."""
+    return [(s, c) for s in SHAPES for c in COLORS if ((s, c) in UNSEEN_PAIRS) == unseen and shape in (None, s)]
 
 
 def draw_objects(rng: random.Random, picture: Picture, unseen: str | None = None) -> None:
@@ -117,11 +117,11 @@ def draw_objects(rng: random.Random, picture: Picture, unseen: str | None = None
         if things and rng.random() < repeat:
             other = rng.choice(things)
             noun = other.noun
-            color = _pair(rng, unseen == "combinations", noun)[1] if other.color else None
+            color = rng.choice(_pairs(unseen == "combinations", noun))[1] if other.color else None
         elif rng.random() < pictograms:
             noun, color = rng.choice(NAMES), None
         else:
-            noun, color = _pair(rng, unseen == "combinations")
+            noun, color = rng.choice(_pairs(unseen == "combinations"))
         things.append(Thing(noun, place, side, color))
     for thing in rng.sample(things, count):  # any of two that overlap may lie on top
         _place(rng, picture, thing, style)
