@@ -1,18 +1,16 @@
 """The page: ask about a picture, watch the dense and the DecoMoE answer, see what was cut."""
 
 import json
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
-from PIL import Image
 
-from ..ask import MINI, Answer, Loaded, ask, stream
-from ..images import load_image
+from ..ask import MINI, Answer, Loaded, stream
 from ..methods import Dense, from_toggles
 from .chart import HEAD, allow_plotly, chart
+from .common import read_picture, sentence, warm_up
 from .plots import gate_figure, prefix_figure, table
 
 EXAMPLES = Path(__file__).parents[2] / "assets" / "examples"
@@ -29,7 +27,7 @@ CSS = ".chart-note {font-size: 0.9rem; margin: 0.2rem 0.5rem} footer {display: n
 def build(loaded: Loaded) -> gr.Blocks:
     """The page for one loaded model; nothing is launched."""
     allow_plotly()
-    _warm_up(loaded)
+    warm_up(loaded)
     layers = loaded.model.config.get_text_config().num_hidden_layers
     calibrated = loaded.calibration is not None
     gated = loaded.calibration is not None and loaded.calibration.gate is not None
@@ -38,7 +36,7 @@ def build(loaded: Loaded) -> gr.Blocks:
         """Dense, then DecoMoE, each streaming; one after the other, because together neither time would be true."""
         shown: list[Any] = ["", "", None, None, table(None, None)]
         try:
-            picture = _picture(image)
+            picture = read_picture(image)
             ours = from_toggles(layers, savb=savb, rcep=rcep, p=p if rcep else None)
             traces = []
             for pane, method in enumerate((Dense(), ours)):
@@ -52,7 +50,7 @@ def build(loaded: Loaded) -> gr.Blocks:
             shown[2], shown[3] = gate_figure(traces[1]), prefix_figure(traces[1])
             yield tuple(shown)
         except Exception as error:
-            raise gr.Error(_sentence(error), duration=None, print_exception=False) from error
+            raise gr.Error(sentence(error), duration=None, print_exception=False) from error
 
     with gr.Blocks(title="DecoMoE", analytics_enabled=False, delete_cache=(3600, 3600)) as page:
         gr.Markdown(INTRO)
@@ -124,25 +122,3 @@ def launch_options(port: int | None = None) -> dict[str, Any]:
         "run_history": False,
         "enable_monitoring": False,
     }
-
-
-def _warm_up(loaded: Loaded) -> None:
-    """The first forward of a process is slow, and would be charged to the dense model, which always goes first."""
-    layers = loaded.model.config.get_text_config().num_hidden_layers
-    blank = Image.new("RGB", (128, 128), "white")
-    for method in (Dense(), from_toggles(layers, savb=False, rcep=False, exit_after=layers - 1)):
-        ask(loaded, blank, "What is in the picture?", method, max_new_tokens=2)
-
-
-def _picture(image: Any) -> Image.Image:
-    if not image:
-        raise ValueError("Add a picture first: upload one, paste one, or click an example.")
-    return load_image(image["path"])
-
-
-def _sentence(error: Exception) -> str:
-    """What a person is told; what we did not expect goes to the log whole."""
-    if isinstance(error, ValueError):
-        return str(error)
-    logging.getLogger(__name__).error("a question failed", exc_info=error)
-    return "Something went wrong inside; the server's log says what. The page still works."

@@ -47,7 +47,7 @@ def _bars(rng: random.Random, picture: Picture) -> None:
     ends = ("at the top", "at the bottom") if lying else ("on the left", "on the right")
     largest = Question("chart", rng.choice((f"Which bar is the {long}?", f"What color is the {long} bar?")), ranked[-1])
     picture.questions = [
-        choice(rng, largest, list(COLORS)) if rng.random() < 0.2 else largest,
+        choice(rng, largest, list(COLORS)) if rng.random() < 0.4 else largest,
         Question("chart", f"Which bar is the {short}?", ranked[0]),
         Question("chart", "How many bars are there?", str(count)),
         Question("chart", f"What color is the bar {ends[0]}?", colors[0]),
@@ -136,7 +136,7 @@ def _pie(rng: random.Random, picture: Picture) -> None:
     truth = shares[first] > shares[second]
     largest = Question("chart", rng.choice(("Which slice is the largest?", "What is the largest slice?")), ranked[-1])
     picture.questions = [
-        choice(rng, largest, list(COLORS)) if rng.random() < 0.2 else largest,
+        choice(rng, largest, list(COLORS)) if rng.random() < 0.4 else largest,
         Question("chart", "Which slice is the smallest?", ranked[0]),
         Question("chart", "How many slices are there?", str(count)),
         Question("compare", f"Is the {colors[first]} slice larger than the {colors[second]} slice?", yes_no(truth)),

@@ -157,12 +157,12 @@ def _questions(rng: random.Random, things: list[Thing]) -> list[Question]:
     if unique:
         thing = rng.choice(unique)
         located = Question("locate", f"Where is the {thing.noun}?", PLACES[thing.place])
-        questions.append(choice(rng, located, PLACES) if rng.random() < 0.15 else located)
+        questions.append(choice(rng, located, PLACES) if rng.random() < 0.2 else located)
     colored = [thing for thing in unique if thing.color]
     if colored:
         thing = rng.choice(colored)
         color = Question("color", f"What color is the {thing.noun}?", str(thing.color))
-        questions.append(choice(rng, color, list(COLORS)) if rng.random() < 0.15 else color)
+        questions.append(choice(rng, color, list(COLORS)) if rng.random() < 0.3 else color)
     if len(unique) > 1:
         first, second = rng.sample(unique, 2)
         questions.append(_relation(rng, first, second))
@@ -184,7 +184,7 @@ def _name(rng: random.Random, things: list[Thing]) -> Question:
     text = f"What is at the {PLACES[thing.place]}?"
     if len(things) == 1 and rng.random() < 0.7:
         text = rng.choice(("What is in the picture?", "What is this?", "What do you see?"))
-    if not thing.color and rng.random() < 0.2:
+    if not thing.color and rng.random() < 0.25:
         return choice(rng, Question("name", text, thing.noun), NAMES)
     return Question("name", text, thing.name)
 

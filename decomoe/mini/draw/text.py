@@ -74,7 +74,7 @@ def _lines(rng: random.Random, picture: Picture, lines: list[str], style: Ink) -
 def _questions(rng: random.Random, layout: list[str], lines: list[str], color: str) -> list[Question]:
     """Words and letters are answered in capitals, which the tokenizer spells letter by letter."""
     questions = [Question("text color", "What color is the text?", color)]
-    if rng.random() < 0.2:
+    if rng.random() < 0.4:
         questions[0] = choice(rng, questions[0], list(COLORS))
     words = [line for part, line in zip(layout, lines, strict=True) if part == "word"]
     if layout == ["letter"]:
