@@ -39,13 +39,15 @@ CHECKPOINT_SECONDS = 60
 BALANCE = 0.001  # weight of the router's load-balancing loss, Qwen3's value
 VISION = 0.3  # weight of the vision loss in the second stage
 MIX = {  # weights of the kinds of picture: more of what is learned slowest than the held-out sets have
-    "objects": 36,
-    "text": 18,
-    "chart": 5,
-    "table": 6,
-    "shape": 9,
+    "objects": 32,
+    "text": 16,
+    "chart": 4,
+    "table": 5,
+    "shape": 17,
     "photo": 26,
 }
+SHORT = ("yes", "no", "A", "B", "C", "D")  # answers that judge: learned last, since their loss is small and flat
+JUDGED = 3  # their weight
 AVERAGE = 0.998  # a step's share of the moving average that stays
 
 
@@ -68,7 +70,8 @@ class Packed:
         input_ids: (B, L). position_ids: (3, B, L).
         mask: (B, 1, L, L), True where a query may look.
         labels: (B, L), the token to predict at a position, -100 elsewhere.
-        weights: (B, L), of a position's loss: 1/sqrt(length of the answer), or long descriptions would drown the rest.
+        weights: (B, L), of a position's loss: 1/sqrt(length of the answer), or long descriptions would drown the rest;
+            times `JUDGED` where the answer is in `SHORT`.
     """
 
     input_ids: Tensor
@@ -149,26 +152,27 @@ def pack_questions(pictures: list[Picture], tokenizer: Qwen2Tokenizer) -> Packed
             segments += [number] * (len(asked) + len(answer))
             positions += range(after + 1, after + 1 + len(asked) + len(answer))
             labels += [-100] * (len(asked) - 1) + answer + [-100]
-            weights += [len(answer) ** -0.5] * (len(asked) + len(answer))
+            weight = (JUDGED if question.answer in SHORT else 1) * len(answer) ** -0.5
+            weights += [weight] * (len(asked) + len(answer))
         samples.append((ids, segments, positions, labels, weights))
     length = max(len(sample[0]) for sample in samples)
     count = len(samples)
     input_ids = torch.full((count, length), tokenizer.pad_token_id)
     targets = torch.full((count, length), -100)
-    weight = torch.zeros(count, length)
+    weighted = torch.zeros(count, length)
     position_ids = torch.zeros((3, count, length), dtype=torch.long)
     segment = torch.full((count, length), -1)
     common = torch.cat([torch.arange(start).expand(3, -1), grid, torch.full((3, 1), after)], dim=1)
     for row, (ids, segments, positions, labels, weights) in enumerate(samples):
         input_ids[row, : len(ids)] = torch.tensor(ids)
         targets[row, : len(ids)] = torch.tensor(labels)
-        weight[row, : len(ids)] = torch.tensor(weights)
+        weighted[row, : len(ids)] = torch.tensor(weights)
         segment[row, : len(ids)] = torch.tensor(segments)
         position_ids[:, row, : len(prefix)] = common
         position_ids[:, row, len(prefix) : len(ids)] = torch.tensor(positions)
     same = (segment[:, None, :] == 0) & (segment[:, :, None] >= 0) | (segment[:, None, :] == segment[:, :, None])
     mask = (same & torch.ones(length, length, dtype=torch.bool).tril())[:, None]
-    return Packed(input_ids, position_ids, mask, targets, weight)
+    return Packed(input_ids, position_ids, mask, targets, weighted)
 
 
 def label_weights() -> Tensor:
@@ -244,6 +248,8 @@ def answer_loss(model: Any, probe: VisionProbe, batch: Batch) -> tuple[Tensor, d
     loss = (F.cross_entropy(logits, target, reduction="none") * weights).sum() / weights.sum()
     right = (logits.argmax(-1) == target).float().mean()
     vision, shown = vision_loss(probe, seen, batch)
+    judged = weights > 1
+    shown["judged"] = (logits.argmax(-1) == target)[judged].float().mean().item()  # half of it are end tokens
     shown |= {"loss": loss.item(), "token": right.item(), "balance": balance.item()}
     return loss + BALANCE * balance + VISION * vision, shown
 
