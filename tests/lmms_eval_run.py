@@ -1,8 +1,10 @@
-"""Run the real lmms-eval on the mini model with a tiny task of our own, and compare its score with ours.
+"""Run the real lmms-eval on the mini model with a tiny task of our own, and compare its answers with ours.
 
-    python -m venv lmms && lmms/bin/pip install -e . lmms-eval==0.7.3 && lmms/bin/python tests/lmms_eval_run.py [FOLDER]
+    python -m venv lmms && lmms/bin/pip install -e . lmms-eval==0.7.3 "filelock<4"
+    lmms/bin/python tests/lmms_eval_run.py [FOLDER]
 
-In an environment of its own: lmms-eval needs torchvision and much else. Nothing is downloaded.
+In an environment of its own: lmms-eval asks for torchvision and much else. Nothing of it that runs here needs
+torchvision; where a CPU build of torch doesn't fit the torchvision that pip brings, uninstall the latter.
 """
 
 import io
@@ -46,16 +48,19 @@ SPECS = ("dense", "decomoe", "fastv:prune=0.75")
 
 
 def main(folder: Path) -> None:
-    """Write the task, run it with each method, print lmms-eval's tables, and compare."""
+    """Write the task, run it with each method, let lmms-eval print its tables, and compare."""
     cases = drawn_cases(first_seed=0, count=24)
     write_task(folder, cases)
     loaded = load()
     for spec, method in parse_methods(SPECS, layers=16).items():
-        theirs = scored_by_lmms_eval(folder, spec)
-        outcomes = run(loaded, cases, method, batch=1, max_new_tokens=16)
-        right = [case.answer.lower() == outcome.answer.lower() for case, outcome in zip(cases, outcomes, strict=True)]
-        print(f"{spec}: lmms-eval {theirs}, ours {sum(right) / len(right)}", flush=True)
-        assert abs(theirs - sum(right) / len(right)) < 1e-9, "the scores differ"
+        theirs = answers_in_lmms_eval(folder, spec)
+        ours = [outcome.answer for outcome in run(loaded, cases, method, batch=1, max_new_tokens=16)]
+        print(
+            f"{spec}: {sum(map(str.__eq__, theirs, ours))} of {len(cases)} answers are those of decomoe alone",
+            flush=True,
+        )
+        if theirs != ours:
+            sys.exit("The answers differ.")
 
 
 def write_task(folder: Path, cases: list[Case]) -> None:
@@ -70,16 +75,17 @@ def write_task(folder: Path, cases: list[Case]) -> None:
     (folder / "pictures.py").write_text(PICTURES)
 
 
-def scored_by_lmms_eval(folder: Path, spec: str) -> float:
-    """Its exact match, by its own command line."""
+def answers_in_lmms_eval(folder: Path, spec: str) -> list[str]:
+    """The answers that it scored, by its own command line."""
     name, _, parameters = spec.partition(":")
     out = folder / name
     command = [sys.executable, "-m", "lmms_eval", "--model", "decomoe", "--tasks", "drawn_tiny"]
     command += ["--model_args", ",".join(filter(None, [f"method={name}", parameters]))]
-    command += ["--include_path", str(folder), "--batch_size", "1", "--output_path", str(out)]
+    command += ["--include_path", str(folder), "--batch_size", "1", "--log_samples", "--output_path", str(out)]
     subprocess.run(command, check=True, env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hub")})
-    (result,) = out.rglob("*_results.json")
-    return json.loads(result.read_text())["results"]["drawn_tiny"]["exact_match,none"]
+    (samples,) = out.rglob("*_samples_drawn_tiny.jsonl")
+    lines = sorted(map(json.loads, samples.read_text().splitlines()), key=lambda line: line["doc_id"])
+    return [line["filtered_resps"][0] for line in lines]
 
 
 if __name__ == "__main__":
