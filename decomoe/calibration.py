@@ -79,8 +79,7 @@ class Calibration:
     @property
     def ids(self) -> frozenset[str]:
         """The questions it was made from, which no evaluation may ask."""
-        ids = self.provenance.get("ids", [])
-        return frozenset(chain(*ids.values()) if isinstance(ids, dict) else ids)
+        return frozenset(chain(*self.provenance.get("ids", {}).values()))
 
     def check(self, parts: Parts) -> None:
         """Refuse a model that this calibration was not made for.

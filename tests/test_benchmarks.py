@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import sys
 import time
 
@@ -148,6 +149,7 @@ def test_photos_that_are_not_there(tmp_path, monkeypatch):
 # --- published sets, on files of the same schema ------------------------------------------------------
 
 LETTER = "Answer with the option's letter from the given choices directly."
+DIGEST = "[0-9a-f]{16}"
 MMBENCH = {
     **{"index": 7, "question": "What is it?", "hint": "nan", "answer": "B", "category": "ocr", "source": "web"},
     **{"A": "a cat", "B": "a dog", "C": "nan", "D": None, "L2-category": "perception", "comment": "nan"},
@@ -202,10 +204,10 @@ def publish(tmp_path):
     [
         ("mmbench", "dev", MMBENCH, "mmbench/7", f"What is it?\nA. a cat\nB. a dog\n{LETTER}", "B", "ocr"),
         (
-            *("scienceqa", "test", SCIENCEQA, "scienceqa/test/0"),
+            *("scienceqa", "test", SCIENCEQA, f"scienceqa/{DIGEST}/{DIGEST}"),
             *(f"Context: Look.\nWhich is it?\nA. a solid\nB. a gas\n{LETTER}", "B", "natural science"),
         ),
-        ("ai2d", "test", AI2D, "ai2d/test/0", f"What does A eat?\nA. b\nB. grass\nC. a\n{LETTER}", "B", ""),
+        ("ai2d", "test", AI2D, f"ai2d/{DIGEST}/{DIGEST}", f"What does A eat?\nA. b\nB. grass\nC. a\n{LETTER}", "B", ""),
         (
             *("a-okvqa", "validation", A_OKVQA, "a-okvqa/22MexN"),
             *(f"What next?\nA. run\nB. sit\nC. eat\nD. fly\n{LETTER}", "D", ""),
@@ -219,19 +221,40 @@ def publish(tmp_path):
             *("Are they equal?\nPlease answer yes or no.", "yes", "VD/illusion"),
         ),
         (
-            *("pope", "test", POPE, "pope/test/0"),
+            *("pope", "test", POPE, "pope/random/1"),
             *("Is there a cat in the image?\nAnswer the question using a single word or phrase.", "no", "presence"),
         ),
-        ("mme", "test", MME, "mme/test/0", "One cat? Please answer yes or no.", "yes", "count"),
+        (
+            *("mme", "test", MME, f"mme/count/count/01.png/{DIGEST}"),
+            *("One cat? Please answer yes or no.", "yes", "count"),
+        ),
     ],
 )
 def test_published(publish, name, split, row, id, question, answer, kind):
     (case,) = BENCHMARKS[name].load("test", publish(split, row))
-    assert (case.id, case.question, case.answer, case.kind) == (id, question, answer, kind)
+    assert re.fullmatch(id, case.id)
+    assert (case.question, case.answer, case.kind) == (question, answer, kind)
     assert case.picture().getpixel((0, 0)) == (7, 0, 0)
     assert BENCHMARKS[name].right(case, answer)
     assert BENCHMARKS[name].right(case, f"{answer.capitalize()}.")
     assert not BENCHMARKS[name].right(case, {"yes": "No", "no": "Yes"}.get(answer, "A"))
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "row", "other"),
+    [
+        ("scienceqa", "test", SCIENCEQA, {"choices": ["a gas", "a solid"], "answer": 0}),
+        ("ai2d", "test", AI2D, {"question": "What does b eat?"}),
+        ("pope", "test", POPE, {"category": "popular"}),
+        ("mme", "test", MME, {"question": "Two cats? Please answer yes or no.", "answer": "No"}),
+    ],
+)
+def test_ids_do_not_depend_on_the_order_of_rows(publish, name, split, row, other):
+    rows = [row, row | other, row | {"image": encoded(9), "question_id": "9", "question": "Else?"}, row]
+    sides = [BENCHMARKS[name].load("test", publish(split, *some)) for some in (rows, rows[::-1])]
+    ids = [{case.id: (case.question, case.answer, case.group) for case in cases} for cases in sides]
+    assert ids[0] == ids[1]
+    assert len(ids[0]) == 4  # also where the data holds a question twice
 
 
 def test_what_is_left_out(publish):
@@ -286,7 +309,7 @@ def test_calibration_on_another_split(publish):
 
 
 def test_calibration_on_half_of_the_pictures(publish):
-    rows = [POPE | {"image_source": f"picture {number // 2}"} for number in range(40)]
+    rows = [POPE | {"image_source": f"picture {number // 2}", "question_id": str(number)} for number in range(40)]
     source = publish("test", *rows)
     test, calibration = (BENCHMARKS["pope"].load(split, source) for split in ("test", "calibration"))
     assert len({case.id for case in calibration}) == 20
@@ -300,7 +323,10 @@ def test_calibration_on_half_of_the_pictures(publish):
 def test_published_sets_that_cannot_be_read(publish, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"Can't read mme .* \(it has no test\*\.parquet\)\. .* mme=FOLDER\.$"):
         BENCHMARKS["mme"].load("test", str(tmp_path))
-    for row, reason in (({"question": "?"}, "column answer, image_source, image"), (POPE | {"image": None}, "picture")):
+    for row, reason in (
+        ({"question": "?"}, "column category, question_id, answer, image_source, image"),
+        (POPE | {"image": None}, "picture"),
+    ):
         with pytest.raises(ValueError, match=f"Can't read pope from .* \\(it has no .*{reason}"):
             BENCHMARKS["pope"].load("test", publish("test", row))
     (tmp_path / "test.parquet").write_text("not parquet")
@@ -336,6 +362,15 @@ def offline(*_, **__):
         ("Answer: B", "B"),
         ("a red cat", "A"),
         ("A red dog.", "C"),  # not option A
+        ("A red car.", None),
+        ("A man is riding a horse", None),
+        ("A. A red cat", "A"),
+        ("A) red", "A"),
+        ("A", "A"),
+        ("It must be A", "A"),
+        ("The answer is A because of its fur", "A"),
+        ("Option A is right.", "A"),
+        ("The answer is a red car", None),
         ("It looks like a dog to me", "B"),
         ("A or B", None),
         ("E", None),
@@ -345,6 +380,20 @@ def offline(*_, **__):
 )
 def test_option_chosen(answer, letter):
     assert chosen(answer, ("a red cat", "a dog", "a red dog")) == letter
+
+
+def test_an_option_that_names_a_letter():
+    assert chosen("Vitamin B", ("Vitamin B", "Vitamin A", "iron")) == "A"
+
+
+@pytest.mark.parametrize(
+    "answer", ["B", "b", " b ", "B.", "B. a cat", "B.a cat", "A. B or C", "D.", "E", "a cat", "A cat", "It is", ""]
+)
+def test_letters_as_lmms_eval_reads_them(answer):
+    """By its rule for ScienceQA: the letter alone, or a capital and a full stop first; anything else is wrong there."""
+    text = answer.strip()
+    theirs = text[0] if text[1:2] == "." and text[0].isupper() else text.upper() if len(text) == 1 else None
+    assert chosen(answer, ("one", "two", "three", "four")) == (theirs if theirs in list("ABCD") else None)
 
 
 @pytest.mark.parametrize(

@@ -325,8 +325,33 @@ def test_too_few_questions_are_told(mini, tmp_path):
         calibrate(mini, PARTS, strict, tmp_path)
 
 
-def test_ids_of_a_calibration_in_one_list():
-    assert Calibration("", torch.zeros(1, 1), provenance={"ids": ["a", "b"]}).ids == {"a", "b"}
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("SCHEMA", store.SCHEMA + 1),
+        ("DecoMoE", lambda: DecoMoE(outside="drop")),  # as if that were the default
+        ("weights_digest", lambda model: "other"),
+    ],
+)
+def test_what_changes_observations_changes_the_names_of_their_files(mini, tmp_path, monkeypatch, name, value):
+    seen = observe(mini, QUESTIONS[:2], Plan((3,), 1))
+    asked = []
+    monkeypatch.setattr(store, "observe", lambda loaded, batch, plan: asked.append(len(batch)) or seen)
+
+    def observe_all(questions=QUESTIONS[:2]):
+        asked.clear()
+        store.observe_all(mini, questions, Plan((3,), 1), 2, tmp_path, "")
+        return asked
+
+    assert (observe_all() == [2], observe_all() == []) == (True, True)
+    otherwise = Benchmark(TINY.name, TINY.load, store.observe_all)  # a rule from another file
+    assert observe_all([Question(question.case, otherwise) for question in QUESTIONS[:2]]) == [2]
+    monkeypatch.setattr(store, name, value)
+    assert observe_all() == [2]
+
+
+def test_ids_of_a_calibration():
+    assert Calibration("", torch.zeros(1, 1), provenance={"ids": {"fit": ["a"], "hold": ["b"]}}).ids == {"a", "b"}
     assert Calibration("", torch.zeros(1, 1)).ids == frozenset()
 
 

@@ -13,10 +13,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from PIL import ImageChops
 
 from decomoe import cli
 from decomoe.ask import Loaded, load
-from decomoe.benchmarks import BENCHMARKS, Benchmark
+from decomoe.benchmarks import BENCHMARKS, Benchmark, Case
 from decomoe.evaluate import METHOD_SETS, by_kind, evaluate, parse_benchmarks, parse_methods, rows, store
 from decomoe.evaluate import run as runner
 from decomoe.evaluate.tables import retention
@@ -333,6 +334,14 @@ def test_more_questions_and_methods_later_equal_all_at_once(mini, tmp_path):
         assert texts[0].count("\n") == 10
 
 
+def test_batches_of_any_size_give_the_same_numbers(mini, tmp_path):
+    for batch in (1, 3, 8):
+        evaluate(mini, [short(count=8)], {"decomoe": DecoMoE()}, tmp_path / str(batch), batch=batch, max_new_tokens=8)
+    for name in ("dense", "decomoe"):
+        sides = [store.read(tmp_path / batch / "drawn" / f"{name}.jsonl") for batch in ("1", "3", "8")]
+        assert sides[0] == sides[1] == sides[2]
+
+
 def test_nothing_is_asked_twice(mini, tmp_path, monkeypatch):
     evaluate(mini, [short()], {}, tmp_path, max_new_tokens=2)
     monkeypatch.setattr(runner, "run_batch", None)
@@ -354,26 +363,36 @@ def with_ids(mini: Loaded, ids) -> Loaded:
     return dataclasses.replace(mini, calibration=dataclasses.replace(mini.calibration, provenance={"ids": ids}))
 
 
-@pytest.mark.parametrize("by_part", [False, True])
-def test_questions_of_the_calibration_are_not_asked(mini, tmp_path, by_part):
+def test_questions_of_the_calibration_are_not_asked(mini, tmp_path):
     """Nor are the other questions about their pictures: of ten questions, the four about the first one."""
     cases = BENCHMARKS["drawn"].load("test", None)[:10]
-    seen = ["drawn/0/2", "drawn/0/3", "photos/train/1"]
-    evaluate(with_ids(mini, {"fit": seen[:1], "hold": seen[1:]} if by_part else seen), [short()], {}, tmp_path)
+    seen = {"fit": ["drawn/0/2"], "hold": ["drawn/0/3", "photos/train/1"]}
+    evaluate(with_ids(mini, seen), [short()], {}, tmp_path)
     asked = {record["id"] for record in store.read(tmp_path / "drawn" / "dense.jsonl")}
     assert asked == {case.id for case in cases if not case.id.startswith("drawn/0/")}
     (row,) = rows(tmp_path)
     assert (row["n"], row["excluded"]) == (6, 4)
     with pytest.raises(ValueError, match="no question"):
-        evaluate(with_ids(mini, [case.id for case in cases]), [short()], {}, tmp_path / "none")
+        evaluate(with_ids(mini, {"fit": [case.id for case in cases]}), [short()], {}, tmp_path / "none")
+
+
+def inverted(case: Case) -> Case:
+    return dataclasses.replace(case, picture=lambda: ImageChops.invert(case.picture()))
 
 
 def test_results_are_not_mixed(mini, tmp_path):
     evaluate(mini, [short(count=2)], {}, tmp_path, max_new_tokens=2)
     with pytest.raises(ValueError, match="max_new_tokens 2, not 3; choose another --out"):
         evaluate(mini, [short(count=2)], {}, tmp_path, max_new_tokens=3)
-    with pytest.raises(ValueError, match="made with drawn"):
-        evaluate(mini, [short(count=3)], {}, tmp_path, max_new_tokens=2)
+    benchmark, _ = short(count=2)
+    others = (
+        short(count=3)[0],
+        dataclasses.replace(benchmark, right=retention),  # scored by a rule from another file
+        dataclasses.replace(benchmark, load=lambda *_: [inverted(case) for case in benchmark.load("test", None)]),
+    )
+    for other in others:
+        with pytest.raises(ValueError, match="made with drawn"):
+            evaluate(mini, [(other, None)], {}, tmp_path, max_new_tokens=2)
     assert mini.calibration is not None
     other = dataclasses.replace(mini, calibration=dataclasses.replace(mini.calibration, theta=0.123))
     with pytest.raises(ValueError, match="made with calibration"):

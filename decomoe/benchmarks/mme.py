@@ -9,14 +9,15 @@ from statistics import mean
 from typing import Any
 
 from .base import Case
-from .rows import Picture, Published, Row
+from .rows import Picture, Published, Row, digest
 
 COGNITION = ("code_reasoning", "commonsense_reasoning", "numerical_calculation", "text_translation")
 
 
 def case(row: Row, id: str, picture: Picture) -> Case:
-    kind, group = row["category"], f"mme/{row['category']}/{row['question_id']}"
-    return Case(id, picture, row["question"].strip(), row["answer"].strip().lower(), kind, group)
+    question, kind = row["question"].strip(), row["category"]
+    group = f"mme/{kind}/{row['question_id']}"  # of a picture, though called a question's
+    return Case(f"{group}/{digest(question.encode())}", picture, question, row["answer"].strip().lower(), kind, group)
 
 
 def parsed(answer: str) -> str:

@@ -10,7 +10,7 @@ PROMPT = "Answer the question using a single word or phrase."
 
 
 def case(row: Row, id: str, picture: Picture) -> Case:
-    group = f"pope/{row['image_source']}"
+    id, group = f"pope/{row['category']}/{row['question_id']}", f"pope/{row['image_source']}"
     return Case(id, picture, f"{row['question'].strip()}\n{PROMPT}", row["answer"].strip().lower(), "presence", group)
 
 
@@ -24,5 +24,5 @@ def right(case: Case, answer: str) -> bool:
     return parsed(answer) == case.answer
 
 
-COLUMNS = ("question", "answer", "image_source")
+COLUMNS = ("category", "question_id", "question", "answer", "image_source")
 POPE = Published("pope", "lmms-lab-encoder/POPE", COLUMNS, case, calibration="test").scored_by(right)

@@ -2,7 +2,9 @@
 
 import hashlib
 import io
+import json
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -26,7 +28,8 @@ class Published:
     Attributes:
         hub: its id on the Hub. What is under lmms-lab-encoder was under lmms-lab until July 2026.
         columns: what `case` reads, beside `image`. Rows without a picture are left out.
-        case: (row, id, picture) -> the question, or None to leave it out. Without a group it gets the picture's.
+        case: (row, id, picture) -> the question, or None to leave it out. Without a group it gets the picture's. `id`
+            is of picture and columns, for data without ids: row numbers change with the order of rows.
         test: name of the split to test on.
         calibration: name of the split to calibrate on. None: there is none with answers. The same as `test`: a random
             half of its pictures, which stay in the test split too; evaluation leaves out what calibration has seen.
@@ -79,13 +82,17 @@ class Published:
         missing = [column for column in (*self.columns, self.image) if column not in rows.column_names]
         if missing:
             raise ValueError(f"it has no column {', '.join(missing)}")
+        times = Counter[str]()
         for number, row in enumerate(rows):
             if row[self.image] is None:
                 continue
-            case = self.case(row, f"{self.name}/{part}/{number}", partial(_picture, rows, number, self.image))
+            group = f"{self.name}/{digest(row[self.image]['bytes'])}"
+            text = json.dumps([row[column] for column in self.columns], default=str)
+            case = self.case(row, f"{group}/{digest(text.encode())}", partial(_picture, rows, number, self.image))
             if case is not None:
-                digest = hashlib.sha256(row[self.image]["bytes"]).hexdigest()[:16]
-                yield case if case.group else replace(case, group=f"{self.name}/{digest}")
+                times[case.id] += 1
+                again = f"/{times[case.id]}" if times[case.id] > 1 else ""  # the same question twice in the data
+                yield replace(case, id=case.id + again, group=case.group or group)
 
     def _rows(self, part: str, source: str | None) -> Any:
         """A `datasets.Dataset` whose pictures stay encoded."""
@@ -102,6 +109,11 @@ class Published:
             if isinstance(feature, Encoded):
                 rows = rows.cast_column(column, Encoded(decode=False))
         return rows
+
+
+def digest(content: bytes) -> str:
+    """Identifies a picture or a text."""
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def _files(source: Path, configs: Sequence[str | None], part: str) -> list[str]:

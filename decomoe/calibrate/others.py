@@ -71,8 +71,7 @@ def calibrate_other(
     values, report = OTHERS[method](loaded, questions, settings, work)
     if not PartialState().is_main_process:
         return None
-    ids = old.provenance.get("ids", {})
-    ids = {**(ids if isinstance(ids, dict) else {"fit": ids}), method: [question.case.id for question in questions]}
+    ids = {**old.provenance.get("ids", {}), method: [question.case.id for question in questions]}
     provenance = {**old.provenance, "ids": ids, method: {"settings": asdict(settings), **report}}
     return replace(old, others={**old.others, method: values}, provenance=provenance)
 

@@ -16,8 +16,11 @@ from tqdm import tqdm
 from ..ask import Loaded
 from ..calibration import fingerprint, weights_digest
 from ..families import parts_of
+from ..methods import DecoMoE
 from .data import Question
 from .observe import Observed, Plan, observe
+
+SCHEMA = 1  # of a chunk; raise it when observing changes in a way that no value in its name shows
 
 
 def observe_all(
@@ -34,7 +37,8 @@ def observe_all(
     team = PartialState()
     chunks = [questions[start : start + batch] for start in range(0, len(questions), batch)]
     model = [fingerprint(parts_of(loaded.model)), weights_digest(loaded.model)]
-    paths = [folder / f"{_digest([model, _plan(plan), _cases(chunk)])}.safetensors" for chunk in chunks]
+    made = [SCHEMA, DecoMoE().settings(), model, _plan(plan)]
+    paths = [folder / f"{_digest([made, _cases(chunk)])}.safetensors" for chunk in chunks]
     folder.mkdir(parents=True, exist_ok=True)
     mine = list(zip(paths, chunks, strict=True))[team.process_index :: team.num_processes]
     hidden = None if team.is_main_process else True  # None: hidden where nobody watches
@@ -62,7 +66,7 @@ def _digest(value: Any) -> str:
 
 
 def _cases(chunk: Sequence[Question]) -> list[Any]:
-    return [[q.benchmark.name, q.case.id, q.case.question, q.case.answer, q.picture] for q in chunk]
+    return [[q.benchmark.name, q.benchmark.rule, q.case.id, q.case.question, q.case.answer, q.picture] for q in chunk]
 
 
 def _plan(plan: Plan) -> list[Any]:

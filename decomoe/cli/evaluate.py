@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
     from accelerate import PartialState  # noqa: PLC0415
 
     from ..ask import MINI  # noqa: PLC0415
-    from ..evaluate import by_kind, evaluate, parse_benchmarks, parse_methods, rows, tables, write_tables  # noqa: PLC0415
+    from ..evaluate import evaluate, parse_benchmarks, parse_methods, tables, write_tables  # noqa: PLC0415
 
     benchmarks = parse_benchmarks(options.benchmarks)
     parse_methods(options.methods, layers=48)  # a slip is told before the model loads
@@ -53,11 +53,10 @@ def run(options: argparse.Namespace) -> int:
     with resumable():
         evaluate(loaded, benchmarks, methods, out, options.limit, options.batch, options.max_new_tokens, options.traces)
     if first:
-        write_tables(out)
         asked = {benchmark.name for benchmark, _ in benchmarks}, {"dense", *methods}
         found, kinds = (
-            [row for row in table(out, options.limit) if row["benchmark"] in asked[0] and row["method"] in asked[1]]
-            for table in (rows, by_kind)
+            [row for row in table if row["benchmark"] in asked[0] and row["method"] in asked[1]]
+            for table in write_tables(out)
         )
         for table in tables(found, kinds):
             print(table.to_string(index=False), end="\n\n")

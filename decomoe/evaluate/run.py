@@ -21,6 +21,8 @@ from ..methods import Dense, Method
 from ..trace import Trace
 from . import store
 
+PICTURES = 16  # of a benchmark tell whether it was drawn or scaled otherwise; all would take minutes
+
 
 @dataclasses.dataclass(frozen=True)
 class _Batch:
@@ -107,6 +109,8 @@ def _load(
             "questions": len(asked),
             "excluded": len(listed) - len(asked),
             "digest": _digest((case.id, case.question, case.answer) for case in asked),
+            "pictures": _digest(case.picture().tobytes().hex() for case in asked[:PICTURES]),
+            "rule": benchmark.rule,
         }
     return cases, counts
 

@@ -196,9 +196,10 @@ def to_markdown(table: pd.DataFrame) -> str:
     return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
 
 
-def write_tables(out: Path) -> None:
-    """Write all results in `out` as table.csv, by_kind.csv and table.md."""
+def write_tables(out: Path) -> tuple[list[Row], list[Row]]:
+    """Write all results in `out` as table.csv, by_kind.csv and table.md; gives its `rows` and `by_kind`."""
     found, kinds = rows(out), by_kind(out)
     store.write(out / "table.csv", pd.DataFrame(found).to_csv(index=False))
     store.write(out / "by_kind.csv", pd.DataFrame(kinds).to_csv(index=False))
     store.write(out / "table.md", "\n".join(map(to_markdown, tables(found, kinds))))
+    return found, kinds
