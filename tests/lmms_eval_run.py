@@ -85,7 +85,7 @@ def answers_in_lmms_eval(folder: Path, spec: str) -> list[str]:
     subprocess.run(command, check=True, env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hub")})
     (samples,) = out.rglob("*_samples_drawn_tiny.jsonl")
     lines = sorted(map(json.loads, samples.read_text().splitlines()), key=lambda line: line["doc_id"])
-    return [line["filtered_resps"][0] for line in lines]
+    return [line["filtered_resps"] for line in lines]
 
 
 if __name__ == "__main__":

@@ -105,9 +105,9 @@ def test_settings_of_tasks(adapter):
 
 def test_what_is_not_answered(adapter, loaded):
     model, picture = adapter.LmmsEvalModel(method="dense"), draw(3).image
-    for count in (0, 2):
-        model.task_dict["task"] = {"test": [{"pictures": [picture] * count}]}
-        with pytest.raises(ValueError, match=f"Question 0 of task is about {count} pictures"):
+    for found, count in ((None, 0), ([], 0), ([picture] * 2, 2)):
+        model.task_dict["task"] = {"test": [{"pictures": found}]}
+        with pytest.raises(ValueError, match=f"Question 0 of task has {count} pictures"):
             model.generate_until([request(0, "What is it?")])
     for kind in ("loglikelihood", "generate_until_multi_round"):
         with pytest.raises(NotImplementedError, match="generate_until"):

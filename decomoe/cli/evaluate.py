@@ -28,7 +28,11 @@ def add(commands: Any) -> argparse.ArgumentParser:
         help="such as decomoe:savb=no,p=0.5 or sparsevlm:layers=2/6/15, or the rows of a table of the paper: table1, "
         "table2, table5, table6; dense always",
     )
-    evaluate.add_argument("--limit", type=int, help="questions a benchmark, from a fixed random order; all by default")
+    evaluate.add_argument(
+        "--limit",
+        type=int,
+        help="questions a benchmark to ask, from a fixed random order (all); tables show all that OUT holds",
+    )
     evaluate.add_argument("--out", type=Path, help="folder for the results (results/MODEL)")
     evaluate.add_argument("--batch", type=int, default=32, help="questions at once")
     evaluate.add_argument("--max-new-tokens", type=int, default=64)

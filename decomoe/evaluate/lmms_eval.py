@@ -86,9 +86,9 @@ class LmmsEvalModel(lmms):
         return Case(f"{task}/{split}/{number}", picture, question.replace("<image>", ""), answer="")
 
     def _picture(self, pictures: Any, task: str, split: str, number: int) -> Image.Image:
-        found = pictures(self.task_dict[task][split][number])
+        found = pictures(self.task_dict[task][split][number]) or []
         if len(found) != 1:
-            raise ValueError(f"Question {number} of {task} is about {len(found)} pictures; ask about one.")
+            raise ValueError(f"Question {number} of {task} has {len(found)} pictures; take a task with one a question.")
         return load_image(found[0])
 
     def loglikelihood(self, requests: Sequence[Any]) -> NoReturn:

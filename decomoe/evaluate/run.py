@@ -109,7 +109,7 @@ def _load(
             "questions": len(asked),
             "excluded": len(listed) - len(asked),
             "digest": _digest((case.id, case.question, case.answer) for case in asked),
-            "pictures": _digest(case.picture().tobytes().hex() for case in asked[:PICTURES]),
+            "pictures": _digest(hashlib.sha256(case.picture().tobytes()).hexdigest() for case in asked[:PICTURES]),
             "rule": benchmark.rule,
         }
     return cases, counts
