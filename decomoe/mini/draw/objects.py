@@ -158,6 +158,8 @@ def _questions(rng: random.Random, things: list[Thing]) -> list[Question]:
         thing = rng.choice(unique)
         located = Question("locate", f"Where is the {thing.noun}?", PLACES[thing.place])
         questions.append(choice(rng, located, PLACES) if rng.random() < 0.2 else located)
+    if rng.random() < 0.4:
+        questions.append(Question("locate", f"Where is the {_absent(rng, nouns)}?", "nowhere"))
     colored = [thing for thing in unique if thing.color]
     if colored:
         thing = rng.choice(colored)
@@ -195,11 +197,17 @@ def _count(rng: random.Random, things: list[Thing]) -> Question:
     way = rng.random()
     if way < 0.4:
         return Question("count", "How many objects are there?", str(len(things)))
-    if way < 0.55 and colors:
-        color = rng.choice(colors)
+    if way < 0.6 and colors:
+        color = rng.choice(colors if rng.random() < 0.5 else list(COLORS))
         return Question("count", f"How many {color} shapes are there?", str(colors.count(color)))
-    noun = rng.choice(NOUNS) if way > 0.93 else rng.choice(nouns)
+    noun = _absent(rng, nouns) if way > 0.87 else rng.choice(nouns)
     return Question("count", f"How many {plural(noun)} are there?", str(nouns.count(noun)))
+
+
+def _absent(rng: random.Random, nouns: list[str]) -> str:
+    """A noun that nothing in the picture may pass for."""
+    alike = {noun for group in SIMILAR if group & set(nouns) for noun in group}
+    return rng.choice([noun for noun in NOUNS if noun not in alike | set(nouns)])
 
 
 def _presence(rng: random.Random, things: list[Thing]) -> Question:
@@ -217,8 +225,7 @@ def _presence(rng: random.Random, things: list[Thing]) -> Question:
             recolored = [f"{c} {thing.noun}" for c in COLORS if f"{c} {thing.noun}" not in names]
             name = rng.choice(recolored) if rng.random() < 0.5 else other
     else:
-        alike = {noun for group in SIMILAR if group & set(nouns) for noun in group}
-        name = rng.choice(nouns) if there else rng.choice([noun for noun in NOUNS if noun not in alike | set(nouns)])
+        name = rng.choice(nouns) if there else _absent(rng, nouns)
     text = rng.choice((f"Is there {a(name)}?", f"Is there {a(name)} in the picture?"))
     return Question("presence", text, yes_no(there))
 

@@ -34,6 +34,7 @@ def draw_shape(rng: random.Random, picture: Picture, unseen: str | None = None) 
         Question("color", rng.choice(_COLOR).format(noun), color),
         Question("name", rng.choice(_SHAPE).format(color), noun),
         *(_presence(rng, noun, color) for _ in range(4)),
+        _count(rng, color),
     ]
     rng.shuffle(questions)
     picture.questions = questions
@@ -63,6 +64,12 @@ _NOT_THERE = (
     "is there not a {} in the image?",
     "is no {} present?",
 )
+
+
+def _count(rng: random.Random, color: str) -> Question:
+    """None or one; no question of easy-VQA's."""
+    asked = rng.choice((color, rng.choice(EASY_COLORS)))
+    return Question("count", f"How many {asked} shapes are there?", str(int(asked == color)))
 
 
 def _presence(rng: random.Random, noun: str, color: str) -> Question:
