@@ -48,7 +48,7 @@ MIX = {  # weights of the kinds of picture: more of what is learned slowest than
 }
 SHORT = ("yes", "no", "A", "B", "C", "D")  # answers that judge: learned last, since their loss is small and flat
 JUDGED = 3  # their weight
-AVERAGE = 0.998  # a step's share of the moving average that stays
+AVERAGE = 0.99  # a step's share of the moving average that stays
 
 
 def patchify(pictures: list[Picture]) -> tuple[Tensor, Tensor]:

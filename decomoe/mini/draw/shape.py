@@ -79,6 +79,6 @@ def _presence(rng: random.Random, noun: str, color: str) -> Question:
         name = noun if there else rng.choice([other for other in EASY_SHAPES if other != noun])
     else:
         name = f"{color if there else rng.choice([other for other in EASY_COLORS if other != color])} shape"
-    negated = rng.random() < 0.5
+    negated = rng.random() < 0.35  # of half, what plain ones teach would cancel out
     text = rng.choice(_NOT_THERE if negated else _THERE).format(name)
     return Question("absence" if negated else "presence", text, yes_no(there != negated))
