@@ -172,6 +172,14 @@ def tables(ours: Results) -> list[Table]:
     return [table1(ours), *(VARIANTS[name](ours) for name in held)]
 
 
+def write(table: Table, out: Path) -> list[Path]:
+    """Write a table as CSV and Markdown."""
+    paths = [out / f"table{table.number}.{kind}" for kind in ("csv", "md")]
+    for path, text in zip(paths, (table.frame().to_csv(index=False), table.markdown()), strict=True):
+        store.write(path, text)
+    return paths
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the tables, and write them; the exit status."""
     parser = argparse.ArgumentParser(prog="python -m analysis.tables", description="The paper's tables, ours beside.")
@@ -186,8 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for table in found:
         print(table.text())
         if options.out:
-            store.write(options.out / f"table{table.number}.csv", table.frame().to_csv(index=False))
-            store.write(options.out / f"table{table.number}.md", table.markdown())
+            write(table, options.out)
     return 0
 
 

@@ -1,0 +1,74 @@
+"""What the paper's figures show of a model, reduced while it is observed: a JSON line a question and collector.
+
+A command of its own beside `evaluate`: collectors look at the dense model and at forced exits of it, whatever methods
+are evaluated. Lines lie in the same folder, of the same questions, and go on after a kill in the same way.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+
+from ..ask import Loaded
+from ..benchmarks import Benchmark
+from ..evaluate.run import Batch, Job, work_through
+from ..evaluate.store import Record
+from ..families import parts_of
+from ..methods.decomoe import paper_fixed_exit
+from .exits import Swept, sweep, sweep_all
+from .routing import Routed, observe_routing, route_all
+
+__all__ = ["COLLECTORS", "Routed", "Swept", "collect", "file_name", "observe_routing", "sweep"]
+
+COLLECTORS = {  # what each line holds, and its size for the mini model and for 48 layers of 128 experts
+    "routing": "routed mass per layer and expert by modality, before and after eviction (7 kB; 75 kB)",
+    "exits": "answer and perplexity at every forced exit, and the gate's (2 kB; 6 kB)",
+}
+
+
+def file_name(collector: str) -> str:
+    """The name of a collector's files among those of methods."""
+    return f"collected:{collector}"
+
+
+def collect(
+    loaded: Loaded,
+    benchmarks: Iterable[tuple[Benchmark, str | None]],
+    collectors: Sequence[str],
+    out: Path,
+    limit: int | None = None,
+    batch: int = 8,
+    max_new_tokens: int = 64,
+) -> None:
+    """Observe what `out` does not hold yet; arguments and errors are those of `evaluate`.
+
+    Args:
+        collectors: of `COLLECTORS`.
+        batch: questions at once. Only they are in memory; "routing" takes one after the other.
+    """
+    exit_after = paper_fixed_exit(len(parts_of(loaded.model).layers))
+    known: dict[str, Job] = {
+        "routing": partial(_lines, partial(route_all, loaded, exit_after)),
+        "exits": partial(_lines, partial(sweep_all, loaded, max_new_tokens)),
+    }
+    meta = {
+        "run": {"max_new_tokens": max_new_tokens},
+        "collected": {name: {"exit_after": exit_after} if name == "routing" else {} for name in collectors},
+    }
+    jobs = {file_name(name): known[name] for name in collectors}
+    work_through(loaded, benchmarks, jobs, out, meta, limit, batch)
+
+
+def _lines(observe: Callable[[Batch], list[Record]], part: Batch) -> list[Record]:
+    """What `observe` says of each question of a batch, with what identifies the question."""
+    return [
+        {
+            "number": part.first + i,
+            "id": case.id,
+            "kind": case.kind,
+            "group": case.group or case.id,
+            "question": case.question,
+            "truth": case.answer,
+            **seen,
+        }
+        for i, (case, seen) in enumerate(zip(part.cases, observe(part), strict=True))
+    ]

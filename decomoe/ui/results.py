@@ -1,0 +1,38 @@
+"""The Results tab: the committed figures and tables, each with the command that made it."""
+
+import json
+from pathlib import Path
+
+import gradio as gr
+
+from analysis.data import Data
+from analysis.figures import FIGURES
+
+from ..ask import Loaded
+from .drawn import drawn, shown
+
+FOLDER = Path(__file__).parents[2] / "analysis" / "results"
+INTRO = """What the **mini model** does, measured, beside what the paper says of its 30-billion-parameter models. The \
+command below each figure and table makes it anew; what we find is written down in `analysis/README.md`."""
+
+
+def tab(loaded: Loaded) -> None:
+    """The tab's contents; call it inside its `gr.Tab`."""
+    gr.Markdown(INTRO)
+    for name, make in FIGURES.items():
+        path = FOLDER / f"{name}.json"
+        if path.is_file():
+            figure = make(Data(**json.loads(path.read_text())))
+            label = f"{_number(name)}: {figure.layout.title.text}"
+            drawn(label, figure.layout.height, value=shown(figure), elem_id=f"results-{name}")
+            with gr.Accordion("What it measures, and its data", open=False):
+                gr.Markdown((make.__doc__ or "").strip())
+                gr.DownloadButton("Download the data", path, size="sm")
+    for path in sorted(FOLDER.glob("table*.md")):
+        with gr.Accordion(path.read_text().splitlines()[0].removeprefix("# "), open=False):
+            gr.Markdown("\n".join(path.read_text().splitlines()[1:]))
+
+
+def _number(name: str) -> str:
+    """fig3a -> Figure 3a; the others are ours."""
+    return f"Figure {name.removeprefix('fig')}" if name.startswith("fig") else "Beside them"
