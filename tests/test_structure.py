@@ -20,6 +20,7 @@ FLOORS = {
     "record": 2,
     "runtime": 3,
     "ask": 4,
+    "latency": 4,
     "__init__": 5,
     "benchmarks": 5,
     "calibrate": 5,
@@ -62,6 +63,6 @@ def test_imports_go_down():
     assert seen > 40
 
 
-def test_only_runtime_registers_hooks():
+def test_only_runtime_registers_hooks_that_act():
     users = [path.name for path in (ROOT / "decomoe").rglob("*.py") if "register_forward" in path.read_text()]
-    assert users == ["runtime.py"]
+    assert sorted(users) == ["latency.py", "runtime.py"]  # those of latency only look
