@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from decomoe.evaluate import rows, store
+from decomoe.evaluate import overall, rows, store
 
 Row = dict[str, Any]
 TOP = 0.2  # of the experts: Fig. 3b
@@ -313,6 +313,40 @@ def fig7(lines: Lines) -> Data | None:
     return lines.data(found, counts, "collect", **more)
 
 
+# --- from time -------------------------------------------------------------------------------------------------------
+
+
+def fig1a(lines: Lines) -> Data | None:
+    """Milliseconds by layer and part: the mean over questions. Rows: method, phase, layer, part, ms."""
+    timed, found = lines.of("latency"), []
+    together = [line["parts"] for each in timed.values() for line in each]
+    for method, phases in together[0].items() if together else ():
+        for phase, parts in phases.items():
+            for part in parts:
+                means = np.array([parts_of[method][phase][part] for parts_of in together]).mean(0)
+                found += [
+                    {"method": method, "phase": phase, "layer": layer, "part": part, "ms": round(float(ms), 5)}
+                    for layer, ms in enumerate(means)
+                ]
+    return lines.data(found, _counts(timed), "collect")
+
+
+def fig5b(lines: Lines) -> Data | None:
+    """Median time to the first token against retention, over all benchmarks, of methods with both.
+
+    Rows: method, ms, retention, low, high.
+    """
+    timed, found = lines.of("latency"), []
+    together = [line["ttft_s"] for each in timed.values() for line in each]
+    kept = overall(lines.folder) if "methods" in lines.meta else {}
+    for method in together[0] if together else ():
+        if (row := kept.get(method)) and row["retention"] is not None:
+            ms = 1000 * float(np.median([times[method] for times in together]))
+            spread = {"low": row["retention_low"], "high": row["retention_high"]}
+            found.append({"method": method, "ms": round(ms, 3), "retention": row["retention"], **spread})
+    return lines.data(found, _counts(timed), "collect")
+
+
 # --- from evaluation -------------------------------------------------------------------------------------------------
 
 
@@ -330,11 +364,13 @@ def fig4(lines: Lines) -> Data | None:
 
 
 TABLES: dict[str, Callable[[Lines], Data | None]] = {
+    "fig1a": fig1a,
     "fig3a": fig3a,
     "fig3b": fig3b,
     "fig3c": fig3c,
     "fig4": fig4,
     "fig5a": fig5a,
+    "fig5b": fig5b,
     "fig6": fig6,
     "fig7": fig7,
     "fig8a": fig8a,

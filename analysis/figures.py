@@ -211,7 +211,7 @@ def fig5a(data: Data) -> go.Figure:
 
 
 def fig5b(data: Data) -> go.Figure:
-    """Time to answer against retention, a dot a method with the 95 % interval of its retention (paper, Fig. 5b)."""
+    """Time to the first token against retention, a dot a method with its 95 % interval (paper, Fig. 5b)."""
     figure = go.Figure()
     for row in data.rows:
         name = row["method"].partition(":")[0]
@@ -232,7 +232,7 @@ def fig5b(data: Data) -> go.Figure:
             hovertemplate="%{x:.1f} ms, %{y:.1%}<extra>" + row["method"] + "</extra>",
         )
         figure.add_trace(dot)
-    figure.update_xaxes(title_text="time to answer, ms", rangemode="tozero")
+    figure.update_xaxes(title_text="time to first token, ms", rangemode="tozero")
     figure.update_yaxes(title_text="retention", tickformat=".0%")
     said = "; ".join(f"{row['method']} {row['ms']:.0f} ms, {row['retention']:.1%}" for row in data.rows)
     return _finished(figure, data, "Time against retention", f"{said}.")

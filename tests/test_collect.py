@@ -24,6 +24,7 @@ from decomoe.collect.exits import append, exit_layers, gate_exits
 from decomoe.collect.routing import experts_for, likeness, reduced
 from decomoe.evaluate import store
 from decomoe.families import parts_of
+from decomoe.latency import PARTS
 from decomoe.methods import DecoMoE
 
 ROOT = Path(__file__).parents[1]
@@ -170,7 +171,7 @@ def lines(out: Path, name: str) -> list[dict]:
 
 
 def test_what_a_line_says(mini, tmp_path):
-    collect(mini, [short(3)], list(COLLECTORS), tmp_path, max_new_tokens=4)
+    collect(mini, [short(3)], list(COLLECTORS), tmp_path, {"decomoe": DecoMoE()}, max_new_tokens=4)
     cases = {case.id: case for case in BENCHMARKS["drawn"].load("test", None)[:3]}
     assert {line["id"] for line in lines(tmp_path, "exits")} == set(cases)
     for line in lines(tmp_path, "exits"):
@@ -185,6 +186,14 @@ def test_what_a_line_says(mini, tmp_path):
         assert ("map" in line) == (number == 0)
         for kind in ("text", "visual"):
             assert all(sum(mass) == pytest.approx(1, abs=1e-2) for mass in line[kind])
+    for line in lines(tmp_path, "latency"):
+        assert list(line["ttft_s"]) == list(line["parts"]) == ["dense", "decomoe"]
+        assert min(line["ttft_s"].values()) > 0
+        for phases in line["parts"].values():
+            assert list(phases) == ["prefill", "decode"]
+            for parts in phases.values():
+                assert list(parts) == list(PARTS)
+                assert all(len(layers) == 16 for layers in parts.values())
     mapped = lines(tmp_path, "routing")[0]["map"]
     assert len(mapped["experts"]) == len(mapped["visual"])
     assert len(mapped["tokens"]) == len(mapped["before"]) == len(mapped["after"]) == mapped["visual"].count(0)
@@ -204,7 +213,8 @@ def test_the_boundary_is_that_of_a_run(mini):
 
 
 def test_killed_it_goes_on_to_the_same_lines(mini, tmp_path, monkeypatch, capsys):
-    arguments = ["collect", "--limit", "6", "--batch", "2", "--max-new-tokens", "2"]
+    names = ["routing", "exits"]  # times differ from run to run
+    arguments = ["collect", "--collectors", *names, "--limit", "6", "--batch", "2", "--max-new-tokens", "2"]
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     command = [sys.executable, "-m", "decomoe", *arguments, "--out", str(killed)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -224,7 +234,7 @@ def test_killed_it_goes_on_to_the_same_lines(mini, tmp_path, monkeypatch, capsys
     for out in (killed, whole):
         assert cli.main([*arguments, "--out", str(out)]) == 0
     assert first.read_text().startswith(kept)
-    for name in COLLECTORS:
+    for name in names:
         assert len(lines(whole, name)) == 6
         for ours, theirs in zip(lines(killed, name), lines(whole, name), strict=True):
             assert ours == theirs

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 
 import plotly.graph_objects as go
 import pytest
@@ -67,6 +67,12 @@ def exits(rng: random.Random, number: int) -> dict:
     }
 
 
+def latency(rng: random.Random, number: int) -> dict:
+    parts = {part: [rng.random() for _ in range(LAYERS)] for part in ("attention", "router")}
+    times = {"dense": rng.random(), "decomoe": rng.random(), "vtw": 1.0}  # vtw was not evaluated
+    return {"number": number, "ttft_s": times, "parts": {"dense": {"prefill": parts}}}
+
+
 def evaluated(number: int, method: str) -> dict:
     flops = {"executed": 0.5, "executed_dense": 1.0, "sparse": 0.6, "sparse_dense": 1.0}
     exit_after = None if method == "dense" or number == 0 else 2 + number % 2
@@ -88,7 +94,7 @@ def folder(tmp_path_factory) -> Path:
     }
     store.write(out / "meta.json", json.dumps(meta))
     for name in meta["benchmarks"]:
-        for make, kind in ((routing, "routing"), (exits, "exits")):
+        for make, kind in ((routing, "routing"), (exits, "exits"), (latency, "latency")):
             path = store.file_of(out, name, f"collected:{kind}")
             store.append(path, [make(rng, number) for number in range(CASES // 2 if name == "two" else CASES)])
         for method in meta["methods"]:
@@ -182,6 +188,18 @@ def test_exits_of_the_gate(tables):
     found = {(row["benchmark"], row["layer"]): row["share"] for row in tables["fig4"].rows}
     for name in ("one", "two"):
         assert {layer: found[name, layer] for layer in (None, 2, 3)} == {None: 1 / 6, 2: 2 / 6, 3: 3 / 6}
+
+
+def test_times(folder, tables):
+    timed = lines(folder, "latency")
+    for row in tables["fig1a"].rows:
+        expected = mean(line["parts"]["dense"]["prefill"][row["part"]][row["layer"]] for line in timed)
+        assert row["ms"] == pytest.approx(expected, abs=1e-4)
+    assert len(tables["fig1a"].rows) == 2 * LAYERS
+    assert [row["method"] for row in tables["fig5b"].rows] == ["dense", "decomoe"]
+    for row in tables["fig5b"].rows:
+        seconds = median(line["ttft_s"][row["method"]] for line in timed)
+        assert (row["ms"], row["retention"]) == (pytest.approx(1000 * seconds, abs=1e-3), 1)
 
 
 def test_origin(tables):
@@ -339,7 +357,7 @@ def test_command_from_lines_and_from_tables(folder, tmp_path, capsys):
     printed = capsys.readouterr().out.split()
     assert sorted(printed) == sorted(str(path) for path in once.iterdir())
     drawn = {path.stem for path in once.glob("fig*.html")}
-    assert drawn == {"fig3a", "fig3b", "fig3c", "fig4", "fig5a", "fig6", "fig7", "fig8a", "fig8b"}
+    assert drawn == {"fig1a", "fig5b", "fig3a", "fig3b", "fig3c", "fig4", "fig5a", "fig6", "fig7", "fig8a", "fig8b"}
     assert (once / "table1.csv").is_file()
     assert cli.main(["figures", "--results", str(once), "--out", str(again), "--formats", "html"]) == 0
     for path in once.glob("*.json"):

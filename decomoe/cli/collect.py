@@ -5,7 +5,7 @@ from typing import Any
 
 from .common import add_results, check_counts, load_model, results_of, resumable
 
-COLLECTORS = ("routing", "exits")
+COLLECTORS = ("routing", "exits", "latency")
 
 
 def add(commands: Any) -> argparse.ArgumentParser:
@@ -14,6 +14,13 @@ def add(commands: Any) -> argparse.ArgumentParser:
     collect.set_defaults(run=run)
     add_results(collect)
     collect.add_argument("--collectors", nargs="+", choices=COLLECTORS, default=COLLECTORS)
+    collect.add_argument(
+        "--methods",
+        nargs="+",
+        default=["decomoe"],
+        metavar="NAME[:KEY=VALUE,...]",
+        help="whose time to the first token to take, as for evaluate; dense always",
+    )
     collect.add_argument("--batch", type=int, default=8, help="questions at once")
     collect.add_argument("--max-new-tokens", type=int, default=64)
     return collect
@@ -25,13 +32,16 @@ def run(options: argparse.Namespace) -> int:
     from accelerate import PartialState  # noqa: PLC0415
 
     from ..collect import collect  # noqa: PLC0415
-    from ..evaluate import parse_benchmarks, store  # noqa: PLC0415
+    from ..evaluate import parse_benchmarks, parse_methods, store  # noqa: PLC0415
 
     benchmarks = parse_benchmarks(options.benchmarks)
+    parse_methods(options.methods, layers=48)  # a slip is told before the model loads
     first = PartialState().is_main_process  # before the model: each process takes its own GPU
     loaded, out = load_model(options), results_of(options)
+    methods = parse_methods(options.methods, loaded.model.config.get_text_config().num_hidden_layers)
+    sizes = (options.limit, options.batch, options.max_new_tokens)
     with resumable():
-        collect(loaded, benchmarks, options.collectors, out, options.limit, options.batch, options.max_new_tokens)
+        collect(loaded, benchmarks, options.collectors, out, methods, *sizes)
     if first:
         store.note_command(out, "collect")
         print(f"Written to {out}; draw it with: decomoe figures --results {out} --out FOLDER")

@@ -4,7 +4,7 @@ A command of its own beside `evaluate`: collectors look at the dense model and a
 are evaluated. Lines lie in the same folder, of the same questions, and go on after a kill in the same way.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -13,8 +13,10 @@ from ..benchmarks import Benchmark
 from ..evaluate.run import Batch, Job, work_through
 from ..evaluate.store import Record
 from ..families import parts_of
+from ..methods import Dense, Method
 from ..methods.decomoe import paper_fixed_exit
 from .exits import Swept, sweep, sweep_all
+from .latency import time_all
 from .routing import Routed, observe_routing, route_all
 
 __all__ = ["COLLECTORS", "Routed", "Swept", "collect", "file_name", "observe_routing", "sweep"]
@@ -22,6 +24,7 @@ __all__ = ["COLLECTORS", "Routed", "Swept", "collect", "file_name", "observe_rou
 COLLECTORS = {  # what each line holds, and its size for the mini model and for 48 layers of 128 experts
     "routing": "routed mass per layer and expert by modality, before and after eviction (7 kB; 75 kB)",
     "exits": "answer and perplexity at every forced exit, and the gate's (2 kB; 6 kB)",
+    "latency": "time by part and layer, and to the first token by method (4 kB; 10 kB)",
 }
 
 
@@ -35,6 +38,7 @@ def collect(
     benchmarks: Iterable[tuple[Benchmark, str | None]],
     collectors: Sequence[str],
     out: Path,
+    methods: Mapping[str, Method],
     limit: int | None = None,
     batch: int = 8,
     max_new_tokens: int = 64,
@@ -43,16 +47,20 @@ def collect(
 
     Args:
         collectors: of `COLLECTORS`.
-        batch: questions at once. Only they are in memory; "routing" takes one after the other.
+        methods: to time, by the specs that name them; dense always.
+        batch: questions at once. Only they are in memory; "routing" and "latency" take one after the other.
     """
+    methods = {Dense.name: Dense(), **methods}
     exit_after = paper_fixed_exit(len(parts_of(loaded.model).layers))
     known: dict[str, Job] = {
         "routing": partial(_lines, partial(route_all, loaded, exit_after)),
         "exits": partial(_lines, partial(sweep_all, loaded, max_new_tokens)),
+        "latency": partial(_lines, partial(time_all, loaded, methods)),
     }
+    settings = {"routing": {"exit_after": exit_after}, "exits": {}, "latency": {"methods": list(methods)}}
     meta = {
         "run": {"max_new_tokens": max_new_tokens},
-        "collected": {name: {"exit_after": exit_after} if name == "routing" else {} for name in collectors},
+        "collected": {name: settings[name] for name in collectors},
     }
     jobs = {file_name(name): known[name] for name in collectors}
     work_through(loaded, benchmarks, jobs, out, meta, limit, batch)

@@ -5,10 +5,11 @@ from typing import Any
 import gradio as gr
 
 from ..ask import Loaded
-from . import ask
+from . import ask, explore, results
 from .chart import HEAD, allow_plotly
 from .common import warm_up
 
+TABS = {"Ask": ask.tab, "Explore": explore.tab, "Results": results.tab}
 INTRO = """# DecoMoE
 A multimodal mixture-of-experts model wastes work in two ways. **SAVB**: after some layer the question no longer needs \
 the picture, so all its tokens leave. **RCEP**: after that, most of the experts are not needed either. \
@@ -22,8 +23,10 @@ def build(loaded: Loaded) -> gr.Blocks:
     warm_up(loaded)
     with gr.Blocks(title="DecoMoE", analytics_enabled=False, delete_cache=(3600, 3600)) as page:
         gr.Markdown(INTRO)
-        with gr.Tabs(), gr.Tab("Ask"):
-            ask.tab(loaded)
+        with gr.Tabs():
+            for name, tab in TABS.items():
+                with gr.Tab(name):
+                    tab(loaded)
     return page.queue(max_size=32)
 
 
