@@ -61,9 +61,10 @@ def page(figure: go.Figure) -> str:
 
 def _pictures(figures: Sequence[go.Figure], paths: Sequence[Path]) -> None:
     """Pictures on white, for print; one browser for all."""
-    white = [go.Figure(figure).update_layout(paper_bgcolor="white", width=WIDTH) for figure in figures]
+    white = [go.Figure(figure).update_layout(paper_bgcolor="white") for figure in figures]
+    heights = [figure.layout.height for figure in figures]
     try:
-        plotly.io.write_images(white, [str(path) for path in paths], scale=2)
+        plotly.io.write_images(white, [str(path) for path in paths], scale=2, width=WIDTH, height=heights)
     except (ValueError, RuntimeError, ImportError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ValueError(

@@ -4,6 +4,7 @@ Every function takes a table and returns a plotly figure, the same one for the p
 stand its model, data, command and date; `layout.meta` has them for programs, with a summary for people who can't see.
 """
 
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from typing import Any
@@ -20,6 +21,7 @@ DASHES = {"text": "solid", "visual": "dash"}
 SYMBOLS = {"text": "circle", "visual": "diamond"}
 KEEP_STYLES = {"1/8": ("dot", "circle"), "1/4": ("dash", "square"), "1/2": ("solid", "diamond")}
 PATTERNS = {"attention": "", "router": "x", "dispatch": "/", "expert MLP": ".", "method": "\\", "other": ""}
+HATCH = {"fillmode": "overlay", "fgcolor": "#333333", "size": 5, "solidity": 0.25}
 WIDTH, HEIGHT = 560, 400  # for print, in pixels: legible at half the width of a page
 
 
@@ -41,7 +43,7 @@ def fig1a(data: Data) -> go.Figure:
                     name=part,
                     legendgroup=part,
                     showlegend=not (i or j),
-                    marker={"color": PARTS[part], "pattern": {"shape": pattern, "fgcolor": "#333333"}},
+                    marker={"color": PARTS[part], "pattern": {**HATCH, "shape": pattern}},
                     hovertemplate=f"layer %{{x}}: %{{y:.3g}} ms<extra>{part}</extra>",
                 )
                 figure.add_trace(bars, i + 1, j + 1)
@@ -98,6 +100,7 @@ def fig3a(data: Data) -> go.Figure:
     figure.add_trace(dots)
     ticks = [layer for layer in layers if not (layer - layers[0]) % max(1, len(layers) // 6)]
     figure.update_xaxes(title_text="exit after layer", tickvals=[*ticks, end], ticktext=[*map(str, ticks), "none"])
+    figure.update_xaxes(range=[min(layers, default=0) - 0.5, end + 0.7])
     figure.update_yaxes(title_text="perplexity (log)", type="log", dtick=1, minor={"showgrid": False})
     cases = len({row["case"] for row in data.rows})
     where = sorted(row["layer"] for row in earliest)
@@ -173,9 +176,7 @@ def fig4(data: Data) -> go.Figure:
         figure.add_trace(bars, i, 1)
         figure.update_yaxes(range=[0, 1.15 * max(row["share"] for row in rows)], showticklabels=False, row=i, col=1)
     ticks = [layer for layer in layers if not layer % max(1, len(layers) // 8)]
-    figure.update_xaxes(
-        tickvals=[*ticks, end], ticktext=[*map(str, ticks), "not<br>triggered"], range=[-0.7, end + 0.9]
-    )
+    figure.update_xaxes(tickvals=[*ticks, end], ticktext=[*map(str, ticks), "never"], range=[-0.7, end + 0.9])
     figure.update_xaxes(title_text="exit after layer", row=len(benchmarks))
     never = {row["benchmark"]: row["share"] for row in data.rows if row["layer"] is None}
     said = ", ".join(f"{name} {never.get(name, 0):.0%}" for name in benchmarks)
@@ -221,7 +222,7 @@ def fig5b(data: Data) -> go.Figure:
             mode="markers+text",
             name=row["method"],
             text=[row["method"]],
-            textposition="top center",
+            textposition="middle right",
             showlegend=False,
             error_y={
                 "array": [row["high"] - row["retention"]],
@@ -232,7 +233,7 @@ def fig5b(data: Data) -> go.Figure:
             hovertemplate="%{x:.1f} ms, %{y:.1%}<extra>" + row["method"] + "</extra>",
         )
         figure.add_trace(dot)
-    figure.update_xaxes(title_text="time to first token, ms", rangemode="tozero")
+    figure.update_xaxes(title_text="time to first token, ms", range=[0, 1.3 * max(row["ms"] for row in data.rows)])
     figure.update_yaxes(title_text="retention", tickformat=".0%")
     said = "; ".join(f"{row['method']} {row['ms']:.0f} ms, {row['retention']:.1%}" for row in data.rows)
     return _finished(figure, data, "Time against retention", f"{said}.")
@@ -242,7 +243,7 @@ def fig6(data: Data) -> go.Figure:
     """Which experts the tokens of one question go to, at one layer: visual tokens above, text below (paper, Fig. 6)."""
     kinds = ("visual", "text")
     tokens = {kind: _unique([row for row in data.rows if row["modality"] == kind], "token") for kind in kinds}
-    total = sum(map(len, tokens.values()))
+    total, most = sum(map(len, tokens.values())), max(row["weight"] for row in data.rows)
     heights = [max(0.25, len(tokens[kind]) / total) for kind in kinds]
     figure = make_subplots(2, 1, shared_xaxes=True, row_heights=heights, vertical_spacing=0.06)
     for i, kind in enumerate(kinds):
@@ -258,7 +259,7 @@ def fig6(data: Data) -> go.Figure:
             customdata=labels,
             name=kind,
             zmin=0,
-            zmax=1,
+            zmax=most,
             colorscale=scale(MODALITIES[kind]),
             colorbar={"title": {"text": kind}, "len": 0.45, "y": 0.77 - 0.54 * i, "thickness": 12, "dtick": 0.5},
             hovertemplate="%{customdata} to expert %{x}: %{z:.2f}<extra>" + kind + "</extra>",
@@ -349,7 +350,7 @@ def fig8b(data: Data) -> go.Figure:
     least = min(row["cosine"] for row in data.rows if row["of"] == "mean")
     worst = max(row["mae"] for row in data.rows if row["of"] == "mean")
     said = f"In the mean of tokens the cosine is at least {least:.4f} and the error at most {worst:.4f}."
-    return _finished(figure, data, f"Text routing after an exit after {data.meta['exit_after']}", said)
+    return _finished(figure, data, f"Text routing behind an exit after layer {data.meta['exit_after']}", said)
 
 
 def text_share(data: Data) -> go.Figure:
@@ -403,24 +404,31 @@ def _line(rows: Sequence[Row], kind: str, x: str, y: str) -> go.Scatter:
 
 
 def _finished(figure: go.Figure, data: Data, title: str, summary: str, height: int = HEIGHT) -> go.Figure:
-    """The look that all figures share, and their origin below."""
+    """The look that all figures share: title, legend below it, and their origin at the bottom."""
+    origin = [
+        line
+        for text in (f"{data.meta['model']}; {data.meta['data']}", f"{data.meta['command']}; {data.meta['date']}")
+        for line in textwrap.wrap(text, 95)
+    ]
+    panels = bool(figure.layout.annotations)  # their titles need room below the legend
     figure.update_layout(
         template="none",
         title={"text": title, "font": {"size": 15}, "x": 0.01, "y": 1, "yanchor": "top", "pad": {"t": 10}},
         font={"size": 13, "color": "#333333"},
-        margin={"l": 62, "r": 16, "t": 62, "b": 92},
+        margin={"l": 62, "r": 16, "t": 82 if panels else 62, "b": 64 + 14 * len(origin)},
         height=height,
         paper_bgcolor="rgba(0, 0, 0, 0)",
         plot_bgcolor="rgba(0, 0, 0, 0)",
-        legend={"orientation": "h", "x": 1, "xanchor": "right", "y": 1, "yanchor": "bottom", "font": {"size": 12}},
+        legend={"orientation": "h", "xref": "container", "x": 0.99, "yref": "container", "y": 1 - 34 / height},
         meta={**data.meta, "summary": summary},
         uirevision="keep",
     )
+    figure.update_layout(legend={"xanchor": "right", "yanchor": "top", "font": {"size": 11}})
+    figure.update_annotations(font={"size": 13})
     figure.update_xaxes(gridcolor=GRID, zeroline=False, linecolor=GRID, title_standoff=6)
     figure.update_yaxes(gridcolor=GRID, zeroline=False, linecolor=GRID, title_standoff=6)
-    origin = [f"{data.meta['model']}; {data.meta['data']}", f"{data.meta['command']}; {data.meta['date']}"]
     figure.add_annotation(
-        text="<br>".join(_plain(line) for line in origin),
+        text="<br>".join(map(_plain, origin)),
         xref="paper",
         yref="paper",
         x=0,

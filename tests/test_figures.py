@@ -342,7 +342,7 @@ def test_drawn_text_share(all_tables):
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_figure_says_where_it_comes_from(all_tables, name):
     figure, meta = FIGURES[name](all_tables[name]), all_tables[name].meta
-    origin = figure.layout.annotations[-1].text
+    origin = figure.layout.annotations[-1].text.replace("<br>", " ")
     assert all(meta[key] in origin for key in ("model", "data", "command", "date"))
     assert figure.layout.meta["summary"].endswith(".")
     assert "Fig." in FIGURES[name].__doc__ or "SMoES" in FIGURES[name].__doc__

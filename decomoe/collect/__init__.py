@@ -22,7 +22,7 @@ from .routing import Routed, observe_routing, route_all
 __all__ = ["COLLECTORS", "Routed", "Swept", "collect", "file_name", "observe_routing", "sweep"]
 
 COLLECTORS = {  # what each line holds, and its size for the mini model and for 48 layers of 128 experts
-    "routing": "routed mass per layer and expert by modality, before and after eviction (7 kB; 75 kB)",
+    "routing": "routed mass per layer and expert by modality, before and after eviction (8 kB; 100 kB)",
     "exits": "answer and perplexity at every forced exit, and the gate's (2 kB; 6 kB)",
     "latency": "time by part and layer, and to the first token by method (4 kB; 10 kB)",
 }

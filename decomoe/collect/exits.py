@@ -64,7 +64,10 @@ def gate_exits(loaded: Loaded, inputs: Inputs) -> list[tuple[int | None, dict[in
         session.generate(inputs, max_new_tokens=1, do_sample=False)
         traces = session.traces()
     return [
-        (trace.exit_after, {reading.layer: reading.p_exit for reading in trace.gate if reading.p_exit is not None})
+        (
+            trace.exit_after,
+            {reading.layer: round(reading.p_exit, 5) for reading in trace.gate if reading.p_exit is not None},
+        )
         for trace in traces
     ]
 

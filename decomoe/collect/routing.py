@@ -142,7 +142,10 @@ def reduced(routed: Routed) -> dict[str, Any]:
             kind: [experts_for(routed.before[layer][tokens]) for layer in layers] for kind, tokens in kinds.items()
         },
         "evicted": {
-            layer: likeness(routed.before[layer][~routed.visual], after) for layer, after in routed.after.items()
+            layer: {
+                name: round(value, 6) for name, value in likeness(routed.before[layer][~routed.visual], after).items()
+            }
+            for layer, after in routed.after.items()
         },
     }
 
