@@ -57,7 +57,8 @@ def fig1a(data: Data) -> go.Figure:
         for phase in phases
     }
     said = "; ".join(f"{share:.0%} in {method} {phase}" for (method, phase), share in shares.items())
-    return _finished(figure, data, "Time by layer and part", f"Attention takes {said}.", height=HEIGHT + 130)
+    figure = _finished(figure, data, "Time by layer and part", f"Attention takes {said}.", height=HEIGHT + 150)
+    return figure.update_layout(margin={"t": 104})  # its legend takes two rows
 
 
 def _is(row: Row, method: str, phase: str) -> bool:
@@ -407,8 +408,8 @@ def _finished(figure: go.Figure, data: Data, title: str, summary: str, height: i
     """The look that all figures share: title, legend below it, and their origin at the bottom."""
     origin = [
         line
-        for text in (f"{data.meta['model']}; {data.meta['data']}", f"{data.meta['command']}; {data.meta['date']}")
-        for line in textwrap.wrap(text, 95)
+        for keys in (("model", "data"), ("command", "date"))
+        for line in textwrap.wrap("; ".join(filter(None, map(data.meta.get, keys))), 95)
     ]
     panels = bool(figure.layout.annotations)  # their titles need room below the legend
     figure.update_layout(

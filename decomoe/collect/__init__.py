@@ -50,8 +50,10 @@ def collect(
         methods: to time, by the specs that name them; dense always.
         batch: questions at once. Only they are in memory; "routing" and "latency" take one after the other.
     """
-    methods = {Dense.name: Dense(), **methods}
-    exit_after = paper_fixed_exit(len(parts_of(loaded.model).layers))
+    parts, methods = parts_of(loaded.model), {Dense.name: Dense(), **methods}
+    for method in methods.values() if "latency" in collectors else ():
+        method.bind(parts, loaded.calibration)  # refuses before any work is done
+    exit_after = paper_fixed_exit(len(parts.layers))
     known: dict[str, Job] = {
         "routing": partial(_lines, partial(route_all, loaded, exit_after)),
         "exits": partial(_lines, partial(sweep_all, loaded, max_new_tokens)),

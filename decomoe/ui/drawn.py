@@ -1,26 +1,20 @@
-"""The figures of `analysis` on the page: the same functions, drawn in place like the live charts."""
+"""The figures of `analysis` on the page: the same functions, drawn like the live charts."""
 
 import json
 from typing import Any
 
-import gradio as gr
 import plotly.graph_objects as go
 
-from .chart import DRAW, TEMPLATE
 
+def shown(figure: go.Figure, name: str) -> dict[str, Any]:
+    """What `chart` takes, from a figure; its title stays out, because the chart has a label.
 
-def drawn(label: str, height: int = 400, **options: Any) -> gr.HTML:
-    """A chart of what `shown` makes."""
-    template = TEMPLATE.replace("height: 260px", f"height: {height}px")
-    return gr.HTML(label=label, show_label=True, html_template=template, js_on_load=DRAW, container=True, **options)
-
-
-def shown(figure: go.Figure) -> dict[str, Any]:
-    """A figure as a chart takes it; its own title stays out, because the chart has a label."""
+    Args:
+        name: of the files that its data is downloaded as.
+    """
     whole = json.loads(figure.to_json())
     layout = whole["layout"]
-    summary = layout.pop("meta")["summary"]
-    layout["margin"]["t"] = 40
-    for name in ("height", "title"):
-        layout.pop(name, None)
-    return {"data": whole["data"], "layout": layout, "summary": summary}
+    summary, height = layout.pop("meta")["summary"], layout.pop("height")
+    layout.pop("title")
+    layout["margin"]["t"] -= 20
+    return {"data": whole["data"], "layout": layout, "summary": summary, "height": height, "name": name}

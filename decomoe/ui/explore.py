@@ -18,9 +18,9 @@ from ..ask import Loaded, encode
 from ..benchmarks import normalize
 from ..collect import Swept, observe_routing, sweep
 from ..collect.exits import exit_layers, gate_exits
-from ..methods.decomoe import paper_fixed_exit
+from .chart import chart
 from .common import read_picture, sentence
-from .drawn import drawn, shown
+from .drawn import shown
 
 CASES = Path(__file__).parents[2] / "analysis" / "results" / "cases.json"
 INTRO = """**Where does it break?** Ask up to three questions about one picture. The picture leaves after every layer \
@@ -49,11 +49,9 @@ class Routes:
 
 def tab(loaded: Loaded) -> None:
     """The tab's contents; call it inside its `gr.Tab`."""
-    layers = len(loaded.model.config.get_text_config().layer_types or ()) or (
-        loaded.model.config.get_text_config().num_hidden_layers
-    )
+    layers = loaded.model.config.get_text_config().num_hidden_layers
 
-    def explore(image: Any, *questions: str) -> Iterator[tuple[Any, ...]]:
+    def explore(image: Any, at: float, *questions: str) -> Iterator[tuple[Any, ...]]:
         """The exit sweep, row by row, then the routes of the first question."""
         try:
             picture = read_picture(image)
@@ -65,17 +63,11 @@ def tab(loaded: Loaded) -> None:
             for swept in sweep(loaded, inputs, HELD):
                 found.append(swept)
                 yield told(asked, found, fires), answers(asked, found), None, None, gr.skip(), gr.skip()
-            chart = shown(fig3a(swept_data(loaded, asked, found)))
+            curves = shown(fig3a(swept_data(loaded, asked, found)), "perplexity")
             routes = routes_of(loaded, picture, asked[0])
             tokens = gr.Dropdown(choices(routes), value=first_asked(routes))
-            yield (
-                told(asked, found, fires),
-                answers(asked, found),
-                chart,
-                shown_map(routes, layers // 2),
-                routes,
-                tokens,
-            )
+            drawn = (curves, shown_map(routes, int(at)))
+            yield told(asked, found, fires), answers(asked, found), *drawn, routes, tokens
         except Exception as error:
             raise gr.Error(sentence(error), duration=None, print_exception=False) from error
 
@@ -99,20 +91,20 @@ def tab(loaded: Loaded) -> None:
         with gr.Column(scale=3):
             note = gr.Markdown(elem_id="breaks")
             table = gr.Dataframe(label="Answers by exit", interactive=False, wrap=True, elem_id="sweep")
-    sweep_chart = drawn("Perplexity of the dense answer, by exit", 340)
+    sweep_chart = chart("Perplexity of the dense answer, by exit")
     with gr.Row():
         token = gr.Dropdown([], label="Token of the first question", filterable=True, elem_id="token")
         layer = gr.Slider(0, layers - 1, value=layers // 2, step=1, label="Layer")
     with gr.Row():
         patches = gr.Image(label="Patches that go to its experts", interactive=False, elem_id="patches")
         experts = gr.Dataframe(label="Its experts", interactive=False, elem_id="experts")
-    map_chart = drawn("All tokens and their experts at this layer", 460)
+    map_chart = chart("All tokens and their experts at this layer")
     routes = gr.State()
     outputs = [note, table, sweep_chart, map_chart, routes, token]
     run = gr.on(
         [*(box.submit for box in boxes), go.click],
         explore,
-        [picture, *boxes],
+        [picture, layer, *boxes],
         outputs,
         preprocess=False,  # as on the Ask tab
         concurrency_limit=1,
@@ -178,7 +170,7 @@ def swept_data(loaded: Loaded, asked: list[str], found: list[Swept]) -> Data:
     rows: list[dict[str, Any]] = []
     for number, question in enumerate(asked):
         kept = same(found, number)
-        breaks = kept.index(False) if False in kept else len(kept)
+        earliest = max(place for place, own in enumerate(kept) if own)
         for place, swept in reversed(list(enumerate(found))):
             rows.append(
                 {
@@ -188,7 +180,7 @@ def swept_data(loaded: Loaded, asked: list[str], found: list[Swept]) -> Data:
                     "layer": swept.layer,
                     "perplexity": float(np.exp(swept.nll[number])),
                     "right": kept[place],
-                    "earliest": place == breaks - 1 and swept.layer is not None,
+                    "earliest": place == earliest and swept.layer is not None,
                 }
             )
     origin = {"data": f"{len(asked)} questions of yours", "command": "", "date": ""}
@@ -205,10 +197,10 @@ def _name(loaded: Loaded) -> str:
 def routes_of(loaded: Loaded, picture: Image.Image, question: str) -> Routes:
     """Observe one question."""
     inputs = encode(loaded, [(picture, question)])
-    routed = observe_routing(loaded, inputs, paper_fixed_exit(exit_layers(loaded)[-1] + 2))
+    routed = observe_routing(loaded, inputs, exit_layers(loaded)[-1])
     tops = {layer: routed.mass(layer).float().topk(routed.top_k, dim=1) for layer in routed.before}
     labels, patch = [], 0
-    for token, visual in zip(routed.ids.tolist(), routed.visual.tolist(), strict=True):
+    for place, (token, visual) in enumerate(zip(routed.ids.tolist(), routed.visual.tolist(), strict=True)):
         if visual:
             columns = routed.grid[1] if routed.grid else 1
             labels.append(
@@ -216,7 +208,7 @@ def routes_of(loaded: Loaded, picture: Image.Image, question: str) -> Routes:
             )
             patch += 1
         else:
-            labels.append(f"“{loaded.processor.tokenizer.decode([token])}”")
+            labels.append(f"“{loaded.processor.tokenizer.decode([token])}”, token {place}")  # words come twice
     return Routes(
         picture,
         routed.grid,
@@ -231,7 +223,7 @@ def routes_of(loaded: Loaded, picture: Image.Image, question: str) -> Routes:
 def choices(routes: Routes) -> list[tuple[str, int]]:
     """Tokens to choose from, the text first."""
     order = sorted(range(len(routes.labels)), key=lambda token: routes.visual[token])
-    return [(f"{routes.labels[token]} ({token})", token) for token in order]
+    return [(routes.labels[token], token) for token in order]
 
 
 def first_asked(routes: Routes) -> int:
@@ -297,4 +289,4 @@ def shown_map(routes: Routes | None, layer: int) -> dict[str, Any] | None:
         for expert, weight in zip(routes.experts[layer][token], routes.weights[layer][token], strict=True)
     ]
     origin = {"model": "", "data": "your question", "command": "", "date": ""}
-    return shown(fig6(Data(rows, {**origin, "layer": layer, "experts": routes.count})))
+    return shown(fig6(Data(rows, {**origin, "layer": layer, "experts": routes.count})), f"tokens-layer-{layer}")

@@ -9,7 +9,8 @@ from analysis.data import Data
 from analysis.figures import FIGURES
 
 from ..ask import Loaded
-from .drawn import drawn, shown
+from .chart import chart
+from .drawn import shown
 
 FOLDER = Path(__file__).parents[2] / "analysis" / "results"
 INTRO = """What the **mini model** does, measured, beside what the paper says of its 30-billion-parameter models. The \
@@ -23,11 +24,9 @@ def tab(loaded: Loaded) -> None:
         path = FOLDER / f"{name}.json"
         if path.is_file():
             figure = make(Data(**json.loads(path.read_text())))
-            label = f"{_number(name)}: {figure.layout.title.text}"
-            drawn(label, figure.layout.height, value=shown(figure), elem_id=f"results-{name}")
-            with gr.Accordion("What it measures, and its data", open=False):
+            chart(f"{_number(name)}: {figure.layout.title.text}").value = shown(figure, name)
+            with gr.Accordion("What it measures", open=False):
                 gr.Markdown((make.__doc__ or "").strip())
-                gr.DownloadButton("Download the data", path, size="sm")
     for path in sorted(FOLDER.glob("table*.md")):
         with gr.Accordion(path.read_text().splitlines()[0].removeprefix("# "), open=False):
             gr.Markdown("\n".join(path.read_text().splitlines()[1:]))
