@@ -119,7 +119,7 @@ def fig3a(lines: Lines) -> Data | None:
                         "layer": layer,
                         "perplexity": math.exp(nll),
                         "right": right,
-                        "earliest": layer == earliest,
+                        "earliest": layer is not None and layer == earliest,
                     }
                 )
     return lines.data(found, _counts(swept), "collect")
@@ -317,16 +317,16 @@ def fig7(lines: Lines) -> Data | None:
 
 
 def fig1a(lines: Lines) -> Data | None:
-    """Milliseconds by layer and part: the mean over questions. Rows: method, phase, layer, part, ms."""
+    """Milliseconds by layer and part: the median over questions. Rows: method, phase, layer, part, ms."""
     timed, found = lines.of("latency"), []
     together = [line["parts"] for each in timed.values() for line in each]
     for method, phases in together[0].items() if together else ():
         for phase, parts in phases.items():
             for part in parts:
-                means = np.array([parts_of[method][phase][part] for parts_of in together]).mean(0)
+                medians = np.median([parts_of[method][phase][part] for parts_of in together], 0)
                 found += [
                     {"method": method, "phase": phase, "layer": layer, "part": part, "ms": round(float(ms), 5)}
-                    for layer, ms in enumerate(means)
+                    for layer, ms in enumerate(medians)
                 ]
     return lines.data(found, _counts(timed), "collect")
 

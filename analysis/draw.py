@@ -47,9 +47,18 @@ def draw(results: Path, out: Path, only: Sequence[str] | None, formats: Sequence
         paths = [out / f"{name}.{kind}" for name in figures]
         _pictures(list(figures.values()), paths)
         yield from paths
+    store.write(out / "index.md", "\n".join(told(name, figure) for name, figure in figures.items()))
+    yield out / "index.md"
     if only is None and store.read_meta(results).get("methods"):
         for table in tables.tables(tables.Results.read(results)):
             yield from tables.write(table, out)
+
+
+def told(name: str, figure: go.Figure) -> str:
+    """One figure in a list of them: what it shows in a sentence, and where it comes from."""
+    meta = figure.layout.meta
+    origin = "; ".join(filter(None, (meta[key] for key in ("model", "data", "command", "date"))))
+    return f"## {name}: {figure.layout.title.text}\n![{name}]({name}.svg)\n\n{meta['summary']}\n\n{origin}\n"
 
 
 def page(figure: go.Figure) -> str:

@@ -99,10 +99,11 @@ def fig3a(data: Data) -> go.Figure:
         hovertemplate="%{text}<br>first right after layer %{x}<extra></extra>",
     )
     figure.add_trace(dots)
+    few = max(row["perplexity"] for row in data.rows) < 50  # then ticks at 2 and 5 too
     ticks = [layer for layer in layers if not (layer - layers[0]) % max(1, len(layers) // 6)]
     figure.update_xaxes(title_text="exit after layer", tickvals=[*ticks, end], ticktext=[*map(str, ticks), "none"])
     figure.update_xaxes(range=[min(layers, default=0) - 0.5, end + 0.7])
-    figure.update_yaxes(title_text="perplexity (log)", type="log", dtick=1, minor={"showgrid": False})
+    figure.update_yaxes(title_text="perplexity (log)", type="log", dtick="D2" if few else 1)
     cases = len({row["case"] for row in data.rows})
     where = sorted(row["layer"] for row in earliest)
     said = f"Of {cases} cases, {len(where)} are first answered rightly after layers "

@@ -100,7 +100,7 @@ def test_results_are_drawn_by_the_same_functions(tmp_path, monkeypatch):
 
 def test_explore_in_a_browser(page, picture):  # noqa: F811 (fixtures)
     page.get_by_role("tab", name="Explore").click()
-    tab = page.get_by_role("tabpanel", name="Explore")
+    tab = page.locator("[role=tabpanel]:visible")
     tab.locator("input[type=file]").first.set_input_files(picture)
     expect(tab.locator(".image-container img, .image-frame img").first).to_be_visible(timeout=PATIENCE)
     tab.get_by_label("Second question").fill("Describe the picture. ${1+1}")
