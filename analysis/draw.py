@@ -5,12 +5,14 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 import plotly.io
+from plotly.offline import get_plotlyjs
 
 from decomoe.evaluate import store
 
 from . import data, tables
 from .figures import FIGURES, WIDTH
 
+SCRIPT = "plotly.min.js"
 PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>
 <meta name="viewport" content="width=device-width"><meta name="color-scheme" content="light dark">
 <style>body {{font-family: system-ui, sans-serif; max-width: 50rem; margin: 1rem auto; padding: 0 1rem}}</style>
@@ -37,6 +39,9 @@ def draw(results: Path, out: Path, only: Sequence[str] | None, formats: Sequence
         raise ValueError(f"There is no figure '{min(unknown)}'; there are {', '.join(FIGURES)}.")
     found = {name: table for name, table in data.read(results).items() if not only or name in only}
     figures = {name: FIGURES[name](table) for name, table in found.items()}
+    if "html" in formats:
+        store.write(out / SCRIPT, get_plotlyjs())
+        yield out / SCRIPT
     for name, figure in figures.items():
         store.write(out / f"{name}.json", found[name].to_json())
         yield out / f"{name}.json"
@@ -62,9 +67,9 @@ def told(name: str, figure: go.Figure) -> str:
 
 
 def page(figure: go.Figure) -> str:
-    """One figure as a page of its own; plotly.js comes from its makers' server."""
+    """One figure as a page of its own, beside `SCRIPT`."""
     meta = figure.layout.meta
-    drawn = figure.to_html(full_html=False, include_plotlyjs="cdn", post_script=FOLLOW, config={"responsive": True})
+    drawn = figure.to_html(full_html=False, include_plotlyjs=SCRIPT, post_script=FOLLOW, config={"responsive": True})
     return PAGE.format(title=figure.layout.title.text, figure=drawn, summary=meta["summary"])
 
 

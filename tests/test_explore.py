@@ -92,6 +92,7 @@ def test_results_are_drawn_by_the_same_functions(tmp_path, monkeypatch):
         json.loads(json.dumps(shown(fig3b(data), "fig3b")))
     ]
     assert found[0].label == "Figure 3b: How concentrated is routing?"
+    assert any("`decomoe collect`, 2026-01-02" in str(getattr(block, "value", "")) for block in blocks.blocks.values())
     assert any(getattr(block, "label", "") == "Table 2: the halves" for block in blocks.blocks.values())
 
 
@@ -103,9 +104,9 @@ def test_explore_in_a_browser(page, picture):  # noqa: F811 (fixtures)
     tab = page.locator("[role=tabpanel]:visible")
     tab.locator("input[type=file]").first.set_input_files(picture)
     expect(tab.locator(".image-container img, .image-frame img").first).to_be_visible(timeout=PATIENCE)
-    tab.get_by_label("Second question").fill("Describe the picture. ${1+1}")
-    tab.get_by_label("First question").fill("How many objects are there?")
-    tab.get_by_label("First question").press("Enter")
+    tab.get_by_role("textbox", name="Second question").fill("Describe the picture. ${1+1}")
+    tab.get_by_role("textbox", name="First question").fill("How many objects are there?")
+    tab.get_by_role("textbox", name="First question").press("Enter")
     expect(tab.locator("#breaks")).to_contain_text("Question 2", timeout=PATIENCE)
     expect(tab.locator(".chart-note").nth(1)).to_contain_text("visual tokens use", timeout=2 * PATIENCE)
     expect(tab.locator("#sweep")).to_contain_text("answer 2")

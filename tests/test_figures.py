@@ -365,6 +365,8 @@ def test_command_from_lines_and_from_tables(folder, tables, tmp_path, capsys):
     page = (once / "fig3a.html").read_text()
     assert "What is it?" in page
     assert "earliest right answer" in page
+    assert 'src="plotly.min.js"' in page
+    assert not any(where in page for where in ("http://", "https://cdn"))
     assert FIGURES["fig3a"](tables["fig3a"]).layout.meta["summary"] in (once / "index.md").read_text()
 
 

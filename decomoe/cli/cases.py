@@ -27,10 +27,9 @@ def run(options: argparse.Namespace) -> int:
     from ..collect.cases import search  # noqa: PLC0415
     from ..evaluate import parse_benchmarks, store  # noqa: PLC0415
 
-    pictures, lines = {}, []
-    for benchmark, source in parse_benchmarks(options.benchmarks):
-        lines += store.read(store.file_of(options.results, benchmark.name, file_name("exits")))
-        pictures |= {case.id: case.picture for case in benchmark.load("test", source)}
+    benchmarks = parse_benchmarks(options.benchmarks)
+    files = [store.file_of(options.results, benchmark.name, file_name("exits")) for benchmark, _ in benchmarks]
+    lines = [line for file in files for line in store.read(file)]
     found = search(lines)
     if not found:
         raise ValueError(f"{options.results} has no question that is answered rightly and that an early exit breaks.")
@@ -38,8 +37,11 @@ def run(options: argparse.Namespace) -> int:
     text = "\n".join(markdown(one) for one in told)
     print(text)
     if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
+        pictures = {
+            case.id: case.picture for benchmark, source in benchmarks for case in benchmark.load("test", source)
+        }
         for one, case in zip(told, found, strict=True):
-            options.out.mkdir(parents=True, exist_ok=True)
             pictures[case.lines[0]["id"]]().save(options.out / one["picture"], optimize=True)
         store.write(options.out / "cases.json", json.dumps(told, indent=1) + "\n")
         store.write(options.out / "cases.md", text)

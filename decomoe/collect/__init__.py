@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..ask import Loaded
 from ..benchmarks import Benchmark
-from ..evaluate.run import Batch, Job, work_through
+from ..evaluate.run import Batch, Groups, Job, work_through
 from ..evaluate.store import Record
 from ..families import parts_of
 from ..methods import Dense, Method
@@ -60,7 +60,7 @@ def collect(
         "latency": partial(_lines, partial(time_all, loaded, methods)),
     }
     settings = {"routing": {"exit_after": exit_after}, "exits": {}, "latency": {"methods": list(methods)}}
-    meta = {
+    meta: Groups = {
         "run": {"max_new_tokens": max_new_tokens},
         "collected": {name: settings[name] for name in collectors},
     }

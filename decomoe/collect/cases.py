@@ -20,14 +20,16 @@ class Found:
 
 
 def boundary(line: Record) -> int | None:
-    """The earliest exit from which on all answers are right; one layer earlier the answer breaks.
+    """The exit from which on all answers are right, and before which all are wrong.
 
-    None where dense is wrong, where the last exit breaks the answer already, and where nothing does.
+    None where dense is wrong, where an early exit breaks nothing, and where right answers come and go: yes and no are
+    guessed easily.
     """
-    if not line["dense"]["right"] or all(line["right"]) or not line["right"][-1]:
+    right = line["right"]
+    wrong = right.count(False)
+    if not line["dense"]["right"] or wrong in (0, len(right)) or any(right[:wrong]):
         return None
-    last_wrong = max(place for place, right in enumerate(line["right"]) if not right)
-    return line["layers"][last_wrong + 1]
+    return line["layers"][wrong]
 
 
 def apart(found: Iterable[tuple[int, Item]], wanted: int = 3) -> list[Item]:

@@ -73,7 +73,8 @@ def observe_routing(loaded: Loaded, inputs: dict[str, Any], exit_after: int) -> 
     for layer in (None, exit_after):
         with loaded.lock, attach(loaded.model, _Observer(layer)) as session:
             session.generate(inputs, max_new_tokens=1, do_sample=False)
-            seen.append(session.decider.seen)
+            observer: Any = session.decider
+            seen.append(observer.seen)
             visual = session.cache.visual[0].cpu()
     before, after = seen
     after = {layer: values for layer, values in after.items() if layer > exit_after}

@@ -34,6 +34,7 @@ class Batch:
 
 
 Job = Callable[[Batch], list[store.Record]]  # one record a question, with its "number"
+Groups = dict[str, dict[str, Any]]  # of names with values, for `store.extended_meta`
 
 
 def evaluate(
@@ -67,7 +68,7 @@ def evaluate(
     jobs: dict[str, Job] = {
         spec: partial(_ask, loaded, method, max_new_tokens, traces) for spec, method in methods.items()
     }
-    meta = {"run": {"max_new_tokens": max_new_tokens}, "methods": settings}
+    meta: Groups = {"run": {"max_new_tokens": max_new_tokens}, "methods": settings}
     work_through(loaded, benchmarks, jobs, out, meta, limit, batch)
 
 
@@ -76,7 +77,7 @@ def work_through(
     benchmarks: Iterable[tuple[Benchmark, str | None]],
     jobs: Mapping[str, Job],
     out: Path,
-    meta: Mapping[str, Mapping[str, Any]],
+    meta: Groups,
     limit: int | None,
     batch: int,
 ) -> None:

@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 
 
 def shown(figure: go.Figure, name: str) -> dict[str, Any]:
-    """What `chart` takes, from a figure; its title stays out, because the chart has a label.
+    """What `chart` takes, from a figure. Title and origin stay out: the chart has a label, and a phone no room.
 
     Args:
         name: of the files that its data is downloaded as.
@@ -16,5 +16,6 @@ def shown(figure: go.Figure, name: str) -> dict[str, Any]:
     layout = whole["layout"]
     summary, height = layout.pop("meta")["summary"], layout.pop("height")
     layout.pop("title")
-    layout["margin"]["t"] -= 20
+    layout["annotations"].pop()
+    layout["margin"].update(t=layout["margin"]["t"] - 20, b=50)
     return {"data": whole["data"], "layout": layout, "summary": summary, "height": height, "name": name}

@@ -25,6 +25,8 @@ def tab(loaded: Loaded) -> None:
         if path.is_file():
             figure = make(Data(**json.loads(path.read_text())))
             chart(f"{_number(name)}: {figure.layout.title.text}").value = shown(figure, name)
+            meta = figure.layout.meta
+            gr.Markdown(f"{meta['model']}: {meta['data']}. `{meta['command']}`, {meta['date']}", elem_classes="quiet")
             with gr.Accordion("What it measures", open=False):
                 gr.Markdown((make.__doc__ or "").strip())
     for path in sorted(FOLDER.glob("table*.md")):
