@@ -379,6 +379,17 @@ def test_pictures(folder, tmp_path, kind):
     assert b"<svg" in start if kind == "svg" else start.startswith(b"\x89PNG")
 
 
+def test_no_browser_is_said(folder, tmp_path, capsys, monkeypatch):
+    def missing(*_, **__):
+        raise RuntimeError("\n\nKaleido requires Google Chrome to be installed.\n\nEither")
+
+    monkeypatch.setattr("plotly.io.write_images", missing)
+    assert cli.main(["figures", "--results", str(folder), "--out", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert "--formats html" in error
+    assert error.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"), [(["--only", "fig9"], "no figure 'fig9'; there are fig1a"), ([], "nothing in")]
 )
