@@ -19,6 +19,7 @@ from .data import Data, Row
 GRID = "rgba(136, 136, 136, 0.3)"
 DASHES = {"text": "solid", "visual": "dash"}
 SYMBOLS = {"text": "circle", "visual": "diamond"}
+CASE_DASHES = ("solid", "dash", "dot")
 KEEP_STYLES = {"1/8": ("dot", "circle"), "1/4": ("dash", "square"), "1/2": ("solid", "diamond")}
 PATTERNS = {"attention": "", "router": "x", "dispatch": "/", "expert MLP": ".", "method": "\\", "other": ""}
 HATCH = {"fillmode": "overlay", "fgcolor": "#333333", "size": 5, "solidity": 0.25}
@@ -73,17 +74,17 @@ def fig3a(data: Data) -> go.Figure:
     figure, layers = go.Figure(), sorted({row["layer"] for row in data.rows if row["layer"] is not None})
     end = max(layers, default=0) + 2  # where "no exit" stands
     place = {**{layer: layer for layer in layers}, None: end}
-    earliest = []
-    for case, group in groupby(data.rows, lambda row: row["case"]):
+    earliest, few_cases = [], len(_unique(data.rows, "case")) <= len(CASE_DASHES)  # then they have names
+    for number, (case, group) in enumerate(groupby(data.rows, lambda row: row["case"])):
         rows = list(group)
         line = go.Scatter(
             x=[place[row["layer"]] for row in rows],
             y=[row["perplexity"] for row in rows],
             mode="lines",
             name=case,
-            line={"color": DENSE, "width": 1.5},
+            line={"color": DENSE, "width": 1.5, "dash": CASE_DASHES[number] if few_cases else "solid"},
             opacity=0.8,
-            showlegend=False,
+            showlegend=few_cases,
             text=[_plain(f"{row['question']} {row['answer']}") for row in rows],
             hovertemplate="%{text}<br>after layer %{x}: %{y:.3g}<extra></extra>",
         )

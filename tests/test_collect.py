@@ -256,4 +256,4 @@ def test_bad_input_is_one_sentence_and_status_2(tmp_path, capsys, arguments, mes
 
 
 def test_the_command_knows_every_collector():
-    assert tuple(COLLECTORS) == cli.collect.COLLECTORS
+    assert cli.collect.COLLECTORS == COLLECTORS

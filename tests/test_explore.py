@@ -28,9 +28,9 @@ SWEPT = [
 def test_where_answers_break():
     first, second = explore.told(["How many?", "What?"], SWEPT, [4, None]).split("\n\n")
     assert "holds down to an exit after layer 5 and breaks after layer 4" in first
-    assert "The gate lets the picture go after layer 4." in first
+    assert "The gate lets it go after layer 4." in first
     assert "after layer 5, the last possible, changes the answer" in second
-    assert "The gate lets the picture go never." in second
+    assert "The gate never lets it go." in second
     assert "holds down to an exit after layer 5" in explore.told(["How many?"], SWEPT[:2], [])
     table = explore.answers(["How many?", "What?"], SWEPT)
     assert table.to_numpy().tolist() == [["none", "Two.", "cat"], ["5", "two", "✗ dog"], ["4", "✗ ten", "cat"]]

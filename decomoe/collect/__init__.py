@@ -21,11 +21,7 @@ from .routing import Routed, observe_routing, route_all
 
 __all__ = ["COLLECTORS", "Routed", "Swept", "collect", "file_name", "observe_routing", "sweep"]
 
-COLLECTORS = {  # what each line holds, and its size for the mini model and for 48 layers of 128 experts
-    "routing": "routed mass per layer and expert by modality, before and after eviction (8 kB; 100 kB)",
-    "exits": "answer and perplexity at every forced exit, and the gate's (2 kB; 6 kB)",
-    "latency": "time by part and layer, and to the first token by method (4 kB; 10 kB)",
-}
+COLLECTORS = ("routing", "exits", "latency")
 
 
 def file_name(collector: str) -> str:
@@ -46,7 +42,9 @@ def collect(
     """Observe what `out` does not hold yet; arguments and errors are those of `evaluate`.
 
     Args:
-        collectors: of `COLLECTORS`.
+        collectors: "routing": mass per layer and expert by modality, and text routing before and after eviction (8 kB a
+            question; 100 kB with 48 layers of 128 experts). "exits": answer and perplexity at every forced exit, and
+            the gate's (2 kB; 6 kB). "latency": time by part and layer, and to the first token by method (4 kB; 10 kB).
         methods: to time, by the specs that name them; dense always.
         batch: questions at once. Only they are in memory; "routing" and "latency" take one after the other.
     """

@@ -90,14 +90,22 @@ def tab(loaded: Loaded) -> None:
                 gr.Examples(examples, [picture, *boxes])
         with gr.Column(scale=3):
             note = gr.Markdown(elem_id="breaks")
-            table = gr.Dataframe(label="Answers by exit", interactive=False, wrap=True, elem_id="sweep")
+            table = gr.Dataframe(
+                headers=["exit after", "answer 1"],
+                label="Answers by exit",
+                interactive=False,
+                max_height=640,
+                elem_id="sweep",
+            )
     sweep_chart = chart("Perplexity of the dense answer, by exit")
     with gr.Row():
-        token = gr.Dropdown([], label="Token of the first question", filterable=True, elem_id="token")
-        layer = gr.Slider(0, layers - 1, value=layers // 2, step=1, label="Layer")
+        token = gr.Dropdown([], label="Token of the first question", filterable=True, min_width=240, elem_id="token")
+        layer = gr.Slider(0, layers - 1, value=layers // 2, step=1, label="Layer", min_width=240)
     with gr.Row():
         patches = gr.Image(label="Patches that go to its experts", interactive=False, elem_id="patches")
-        experts = gr.Dataframe(label="Its experts", interactive=False, elem_id="experts")
+        experts = gr.Dataframe(
+            headers=["expert", "share of the token"], label="Its experts", interactive=False, elem_id="experts"
+        )
     map_chart = chart("All tokens and their experts at this layer")
     routes = gr.State()
     outputs = [note, table, sweep_chart, map_chart, routes, token]
@@ -115,9 +123,10 @@ def tab(loaded: Loaded) -> None:
     stop.click(None, cancels=[run], api_visibility="private")
     for changed, show, target in (
         ([token.change, layer.change], token_view, [patches, experts]),
-        ([layer.release], lambda seen, _, at: shown_map(seen, at), [map_chart]),
+        ([layer.change], lambda seen, _, at: shown_map(seen, at), [map_chart]),
     ):
-        gr.on(changed, show, [routes, token, layer], target, show_progress="hidden", api_visibility="private")
+        quiet: dict[str, Any] = {"show_progress": "hidden", "trigger_mode": "always_last", "api_visibility": "private"}
+        gr.on(changed, show, [routes, token, layer], target, **quiet)
     patches.select(clicked, [routes], [token], show_progress="hidden", api_visibility="private")
 
 
@@ -147,8 +156,8 @@ def told(asked: list[str], found: list[Swept], fires: list[int | None]) -> str:
                 f"breaks after layer {found[breaks].layer}."
             )
         if fires:
-            gate = f"after layer {fires[number]}" if fires[number] is not None else "never"
-            text += f" The gate lets the picture go {gate}."
+            fired = fires[number]
+            text += " The gate never lets it go." if fired is None else f" The gate lets it go after layer {fired}."
         lines.append(text)
     return "\n\n".join(lines)
 
@@ -214,7 +223,7 @@ def routes_of(loaded: Loaded, picture: Image.Image, question: str) -> Routes:
         routed.grid,
         routed.visual.tolist(),
         labels,
-        {layer: top.indices.numpy() for layer, top in tops.items()},
+        {layer: top.indices.numpy().astype(np.int16) for layer, top in tops.items()},
         {layer: top.values.numpy() for layer, top in tops.items()},
         next(iter(routed.before.values())).shape[1],
     )

@@ -20,18 +20,23 @@ command below each figure and table makes it anew; what we find is written down 
 def tab(loaded: Loaded) -> None:
     """The tab's contents; call it inside its `gr.Tab`."""
     gr.Markdown(INTRO)
-    for name, make in FIGURES.items():
-        path = FOLDER / f"{name}.json"
-        if path.is_file():
-            figure = make(Data(**json.loads(path.read_text())))
-            chart(f"{_number(name)}: {figure.layout.title.text}").value = shown(figure, name)
-            meta = figure.layout.meta
-            gr.Markdown(f"{meta['model']}: {meta['data']}. `{meta['command']}`, {meta['date']}", elem_classes="quiet")
-            with gr.Accordion("What it measures", open=False):
-                gr.Markdown((make.__doc__ or "").strip())
+    with gr.Row():
+        for name in FIGURES:
+            if (path := FOLDER / f"{name}.json").is_file():
+                with gr.Column(min_width=420):
+                    _figure(name, Data(**json.loads(path.read_text())))
     for path in sorted(FOLDER.glob("table*.md")):
         with gr.Accordion(path.read_text().splitlines()[0].removeprefix("# "), open=False):
             gr.Markdown("\n".join(path.read_text().splitlines()[1:]))
+
+
+def _figure(name: str, data: Data) -> None:
+    """A figure, where it comes from, and what it measures."""
+    figure, meta = FIGURES[name](data), data.meta
+    chart(f"{_number(name)}: {figure.layout.title.text}").value = shown(figure, name)
+    gr.Markdown(f"{meta['model']}: {meta['data']}. `{meta['command']}`, {meta['date']}", elem_classes="quiet")
+    with gr.Accordion("What it measures", open=False):
+        gr.Markdown((FIGURES[name].__doc__ or "").strip())
 
 
 def _number(name: str) -> str:
