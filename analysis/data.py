@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from decomoe.collect import file_name
 from decomoe.evaluate import overall, rows, store
 
 Row = dict[str, Any]
@@ -65,17 +66,17 @@ class Lines:
 
     def of(self, collector: str) -> dict[str, list[Row]]:
         """{benchmark: its lines}, empty where there are none."""
-        files = {name: store.file_of(self.folder, name, f"collected:{collector}") for name in self.benchmarks}
+        files = {name: store.file_of(self.folder, name, file_name(collector)) for name in self.benchmarks}
         return {name: found for name, file in files.items() if (found := store.read(file))}
 
     @property
     def benchmarks(self) -> Sequence[str]:
         return list(self.meta.get("benchmarks", {}))
 
-    def data(self, found: Iterable[Row], counts: dict[str, int], command: str, **more: Any) -> Data | None:
-        """A table with its origin; None without rows."""
+    def data(self, found: Iterable[Row], counts: dict[str, int], kind: str, **more: Any) -> Data | None:
+        """A table with its origin, the command that made lines of this kind; None without rows."""
         table = list(found)
-        run, by = self.meta.get("run", {}), self.meta.get("commands", {}).get(command, {})
+        run, by = self.meta.get("run", {}), self.meta.get("commands", {}).get(kind, {})
         origin = {
             "model": run.get("model", ""),
             "data": ", ".join(f"{count} of {name}" for name, count in counts.items()),
@@ -122,7 +123,7 @@ def fig3a(lines: Lines) -> Data | None:
                         "earliest": layer is not None and layer == earliest,
                     }
                 )
-    return lines.data(found, _counts(swept), "collect")
+    return lines.data(found, _counts(swept), "exits")
 
 
 def fig5a(lines: Lines) -> Data | None:
@@ -144,7 +145,7 @@ def fig5a(lines: Lines) -> Data | None:
             nll, dense = (sum(side) / len(pairs) for side in zip(*pairs, strict=True))
             row = {"offset": offset, "n": len(pairs), "perplexity": math.exp(nll), "dense": math.exp(dense)}
             found.append(row)
-    return lines.data(found, _counts(swept), "collect")
+    return lines.data(found, _counts(swept), "exits")
 
 
 def _nll_at(line: Row, layer: int) -> float:
@@ -181,7 +182,7 @@ def fig3b(lines: Lines) -> Data | None:
             {"layer": layer, "modality": kind, "share": float(share)}
             for layer, share in zip(layers, shares, strict=True)
         ]
-    return lines.data(found, _counts(routed), "collect", top=TOP)
+    return lines.data(found, _counts(routed), "routing", top=TOP)
 
 
 def fig3c(lines: Lines) -> Data | None:
@@ -201,7 +202,7 @@ def fig3c(lines: Lines) -> Data | None:
                 overlap = (users * (users - 1)).sum() / (cases * (cases - 1) * size)
                 row = {"layer": layer, "modality": kind, "keep": keep, "overlap": float(overlap)}
                 found.append({**row, "chance": size / experts})
-    return lines.data(found, _counts(routed), "collect")
+    return lines.data(found, _counts(routed), "routing")
 
 
 def fig8a(lines: Lines) -> Data | None:
@@ -219,7 +220,7 @@ def fig8a(lines: Lines) -> Data | None:
         for name, each in routed.items()
         for line in each
     ]
-    return lines.data(found, _counts(routed), "collect")
+    return lines.data(found, _counts(routed), "routing")
 
 
 def fig8b(lines: Lines) -> Data | None:
@@ -241,7 +242,7 @@ def fig8b(lines: Lines) -> Data | None:
         for layer, each in sorted(by_layer.items())
         for of in ("token", "mean")
     ]
-    return lines.data(found, _counts(routed), "collect", exit_after=_exit_of(lines))
+    return lines.data(found, _counts(routed), "routing", exit_after=_exit_of(lines))
 
 
 def _exit_of(lines: Lines) -> int | None:
@@ -263,7 +264,7 @@ def text_share(lines: Lines) -> Data | None:
                 whole = float(ours + theirs)
                 share = float(ours) / whole if whole else None
                 found.append({"layer": layer, "expert": expert, "share": share, "mass": whole})
-    return lines.data(found, _counts(routed), "collect")
+    return lines.data(found, _counts(routed), "routing")
 
 
 def _first_map(lines: Lines) -> tuple[dict[str, int], Row | None]:
@@ -291,7 +292,7 @@ def fig6(lines: Lines) -> Data | None:
             {"token": token, "modality": kind, "label": label, "expert": expert, "weight": weight}
             for expert, weight in zip(experts, weights, strict=True)
         ]
-    return lines.data(found, counts, "collect", layer=table["layer"], question=line["question"])
+    return lines.data(found, counts, "routing", layer=table["layer"], question=line["question"])
 
 
 def fig7(lines: Lines) -> Data | None:
@@ -310,7 +311,7 @@ def fig7(lines: Lines) -> Data | None:
         )
     ]
     more = {"layer": table["layer"], "question": line["question"], "exit_after": _exit_of(lines)}
-    return lines.data(found, counts, "collect", **more)
+    return lines.data(found, counts, "routing", **more)
 
 
 # --- from time -------------------------------------------------------------------------------------------------------
@@ -328,7 +329,7 @@ def fig1a(lines: Lines) -> Data | None:
                     {"method": method, "phase": phase, "layer": layer, "part": part, "ms": round(float(ms), 5)}
                     for layer, ms in enumerate(medians)
                 ]
-    return lines.data(found, _counts(timed), "collect")
+    return lines.data(found, _counts(timed), "latency")
 
 
 def fig5b(lines: Lines) -> Data | None:
@@ -344,7 +345,7 @@ def fig5b(lines: Lines) -> Data | None:
             ms = 1000 * float(np.median([times[method] for times in together]))
             spread = {"low": row["retention_low"], "high": row["retention_high"]}
             found.append({"method": method, "ms": round(ms, 3), "retention": row["retention"], **spread})
-    return lines.data(found, _counts(timed), "collect")
+    return lines.data(found, _counts(timed), "latency")
 
 
 # --- from evaluation -------------------------------------------------------------------------------------------------

@@ -90,7 +90,11 @@ def folder(tmp_path_factory) -> Path:
         "benchmarks": {name: {"excluded": 0} for name in ("one", "two")},
         "methods": {"dense": {}, "decomoe": {}},
         "collected": {"routing": {"exit_after": 2}, "exits": {}},
-        "commands": {"collect": COMMAND, "evaluate": {"line": "decomoe evaluate", "date": "2026-01-01"}},
+        "commands": {
+            **dict.fromkeys(("routing", "exits"), COMMAND),
+            "latency": {"line": "decomoe collect --collectors latency", "date": "2026-01-03"},
+            "evaluate": {"line": "decomoe evaluate", "date": "2026-01-01"},
+        },
     }
     store.write(out / "meta.json", json.dumps(meta))
     for name in meta["benchmarks"]:
@@ -207,6 +211,8 @@ def test_origin(tables):
     assert tables["fig3b"].meta["data"] == "6 of one, 3 of two"
     assert tables["fig3b"].meta["command"] == COMMAND["line"]
     assert tables["fig4"].meta["command"] == "decomoe evaluate"
+    assert tables["fig1a"].meta["date"] == "2026-01-03"
+    assert tables["fig5a"].meta["command"] == COMMAND["line"]
     assert tables["fig6"].meta["data"] == "1 of one"
 
 

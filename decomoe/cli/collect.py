@@ -50,6 +50,6 @@ def run(options: argparse.Namespace) -> int:
     with resumable():
         collect(loaded, benchmarks, options.collectors, out, methods, *sizes)
     if first:
-        store.note_command(out, "collect")
+        store.note_command(out, *options.collectors)
         print(f"Written to {out}; draw it with: decomoe figures --results {out} --out FOLDER")
     return 0

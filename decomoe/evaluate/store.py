@@ -58,11 +58,11 @@ def extended_meta(out: Path, groups: dict[str, dict[str, Any]]) -> dict[str, Any
     return meta
 
 
-def note_command(out: Path, command: str) -> None:
-    """Note in the meta data of `out` which command line of this name last added to it, and when; figures say so."""
+def note_command(out: Path, *made: str) -> None:
+    """Note in the meta data of `out` that this command line last added lines of these kinds, and when; figures say so."""
     meta = read_meta(out)
-    line = shlex.join(["decomoe", *sys.argv[1:]])
-    meta.setdefault("commands", {})[command] = {"line": line, "date": datetime.date.today().isoformat()}
+    now = {"line": shlex.join(["decomoe", *sys.argv[1:]]), "date": datetime.date.today().isoformat()}
+    meta["commands"] = {**meta.get("commands", {}), **dict.fromkeys(made, now)}
     write(out / META, json.dumps(meta, indent=1) + "\n")
 
 
