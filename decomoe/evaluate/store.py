@@ -59,7 +59,7 @@ def extended_meta(out: Path, groups: dict[str, dict[str, Any]]) -> dict[str, Any
 
 
 def note_command(out: Path, *made: str) -> None:
-    """Note in the meta data of `out` that this command line last added lines of these kinds, and when; figures say so."""
+    """Note in `out` that this command line last added lines of the kinds `made`, and when; figures say so."""
     meta = read_meta(out)
     now = {"line": shlex.join(["decomoe", *sys.argv[1:]]), "date": datetime.date.today().isoformat()}
     meta["commands"] = {**meta.get("commands", {}), **dict.fromkeys(made, now)}
