@@ -9,7 +9,7 @@ Markdown. The paper's Table 3 is missing: its numbers were out of reach.
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +43,15 @@ NOTES = (  # under every table
 
 @dataclass(frozen=True)
 class Results:
-    """What one model did: by method, figures under headings, and accuracy under the names of `benchmarks`."""
+    """What one model did: by method, figures under headings, and accuracy under the names of `benchmarks`.
+
+    `origin`: the command that asked the questions, and when; empty if it was not noted.
+    """
 
     model: str
     benchmarks: Sequence[str]
     methods: Mapping[str, Row]
+    origin: str = ""
 
     @classmethod
     def read(cls, folder: Path) -> "Results":
@@ -64,7 +68,9 @@ class Results:
             raise ValueError(f"There are no results in {folder}; 'decomoe evaluate --out {folder}' makes some.")
         for row in (found := rows(folder)):
             methods[row["method"]][row["benchmark"]] = 100 * row["accuracy"]
-        return cls(store.read_meta(folder)["run"]["model"], list(dict.fromkeys(r["benchmark"] for r in found)), methods)
+        meta = store.read_meta(folder)
+        origin = "; ".join(meta.get("commands", {}).get("evaluate", {}).values())
+        return cls(meta["run"]["model"], list(dict.fromkeys(r["benchmark"] for r in found)), methods, origin)
 
 
 @dataclass(frozen=True)
@@ -75,10 +81,11 @@ class Table:
     title: str
     columns: Sequence[str]
     rows: Sequence[Row]
+    origin: str = ""  # of our numbers
 
     @property
     def notes(self) -> Sequence[str]:
-        return (*NOTES, *paper.NOTES[self.number])
+        return (*NOTES, *paper.NOTES[self.number], *([f"Ours: `{self.origin}`."] if self.origin else []))
 
     def frame(self) -> pd.DataFrame:
         """The numbers."""
@@ -169,7 +176,15 @@ VARIANTS = {"table2": table2, "table5": table5, "table6": table6}  # of DecoMoE;
 def tables(ours: Results) -> list[Table]:
     """Table 1, and the others of which the results hold a row of their own."""
     held = [name for name in VARIANTS if ours.methods.keys() & {*METHOD_SETS[name]} - {"decomoe"}]
-    return [table1(ours), *(VARIANTS[name](ours) for name in held)]
+    return [replace(table, origin=ours.origin) for table in (table1(ours), *(VARIANTS[name](ours) for name in held))]
+
+
+def write(table: Table, out: Path) -> list[Path]:
+    """Write a table as CSV and Markdown."""
+    paths = [out / f"table{table.number}.{kind}" for kind in ("csv", "md")]
+    for path, text in zip(paths, (table.frame().to_csv(index=False), table.markdown()), strict=True):
+        store.write(path, text)
+    return paths
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -186,8 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for table in found:
         print(table.text())
         if options.out:
-            store.write(options.out / f"table{table.number}.csv", table.frame().to_csv(index=False))
-            store.write(options.out / f"table{table.number}.md", table.markdown())
+            write(table, options.out)
     return 0
 
 

@@ -61,12 +61,15 @@ class Family:
     router: str  # below a decoder layer; its output is (logits, scores, indices)
     experts: str  # below a decoder layer; parameters with the expert as dimension 0
     processor: type[ProcessorMixin]
+    vision: tuple[str, ...]  # the vision encoder and what fits it to the decoder
 
 
 _QWEN3_MOE = ("model.language_model", "self_attn", "input_layernorm", "mlp.gate", "mlp.experts")  # both build on it
 FAMILIES = {
-    "qwen3_vl_moe": Family("Qwen3-VL-MoE", *_QWEN3_MOE, Qwen3VLImageProcessor),
-    "internvl": Family("InternVL", *_QWEN3_MOE, InternVLImageProcessor),
+    "qwen3_vl_moe": Family("Qwen3-VL-MoE", *_QWEN3_MOE, Qwen3VLImageProcessor, ("model.visual",)),
+    "internvl": Family(
+        "InternVL", *_QWEN3_MOE, InternVLImageProcessor, ("model.vision_tower", "model.multi_modal_projector")
+    ),
 }
 
 
@@ -115,6 +118,10 @@ class Parts:
     @cached_property
     def experts(self) -> list[Any]:
         return [_child(layer, self.family.experts) for layer in self.layers]
+
+    @property
+    def vision(self) -> list[Any]:
+        return [self.model.get_submodule(path) for path in self.family.vision]
 
     def queries(self, layer: int, hidden: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
         """The queries (B, H, R, D) of `layer` for some of its inputs `hidden` (B, R, d), at `rotary` (B, R, D) each."""

@@ -206,7 +206,8 @@ class Session:
         if layer in self.watched:
             self.watched[layer].logits = logits.view(each.shape)
         live, visual = self._live(layer, each)
-        state = Routing(layer, self.decoding, mass, self.record.exits, scores.view(rows, live.shape[1], -1), visual)
+        weights, rated = scores.view(rows, live.shape[1], -1), logits.view(each.shape)
+        state = Routing(layer, self.decoding, mass, self.record.exits, weights, visual, rated)
         prefix, routes = self.decider.prefix(state), self.decider.routes(state)
         if prefix is not None:
             length, inside = prefix.length, prefix.rank < prefix.length.unsqueeze(1)  # (B, E)

@@ -20,7 +20,12 @@ RIGHT = {  # by benchmark, then method: which of its questions are right
 @pytest.fixture
 def folder(tmp_path) -> Path:
     """Results of a model on two benchmarks; not every method has been asked on both, and vtw on none."""
-    meta = {"run": {"model": "tiny"}, "benchmarks": {name: {"excluded": 0} for name in RIGHT}}
+    command = {"line": "decomoe evaluate --limit 4", "date": "2026-01-02"}
+    meta = {
+        "run": {"model": "tiny"},
+        "commands": {"evaluate": command},
+        "benchmarks": {name: {"excluded": 0} for name in RIGHT},
+    }
     store.write(tmp_path / "meta.json", json.dumps({"schema": 1, "methods": dict.fromkeys(SPECS), **meta}))
     for benchmark, methods in RIGHT.items():
         for method, marks in methods.items():
@@ -114,6 +119,7 @@ def test_command(folder, capsys):
     assert sorted(file.name for file in out.iterdir()) == sorted(
         f"table{n}.{kind}" for n in (1, 5, 6) for kind in ("csv", "md")
     )
+    assert "Ours: `decomoe evaluate --limit 4; 2026-01-02`." in (out / "table1.md").read_text()
     table = pd.read_csv(out / "table1.csv")
     assert table.loc[table.method == "fastv:prune=0.6", "Avg. Ret."].item() == 75
     assert main([str(folder / "nothing")]) == 2

@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -28,6 +29,32 @@ def load_model(options: argparse.Namespace, calibrated: bool = True) -> "Loaded"
         return load(source, options.calibration) if calibrated else Loaded(*families.load_model(source))
     except OSError as error:
         raise ValueError(f"Can't load the model '{options.model or MINI}': {str(error).splitlines()[0]}") from error
+
+
+def add_benchmarks(command: argparse.ArgumentParser) -> None:
+    """Add `--benchmarks`, which `evaluate.parse_benchmarks` reads."""
+    command.add_argument(
+        "--benchmarks",
+        nargs="+",
+        default=["drawn"],
+        metavar="NAME[=FOLDER]",
+        help="drawn, drawn-combinations, drawn-style, drawn-typefaces, easy-vqa, photos, mmbench, scienceqa, ai2d, "
+        "a-okvqa, mmmu, hallusionbench, pope, mme",
+    )
+
+
+def add_results(command: argparse.ArgumentParser) -> None:
+    """Add `--benchmarks`, `--limit` and `--out`: which questions, and where the results go."""
+    add_benchmarks(command)
+    command.add_argument("--limit", type=int, help="questions a benchmark, from a fixed random order; all by default")
+    command.add_argument("--out", type=Path, help="folder for the results (results/MODEL)")
+
+
+def results_of(options: argparse.Namespace) -> Path:
+    """The folder for the results."""
+    from ..ask import MINI  # noqa: PLC0415
+
+    return options.out or Path("results") / Path(options.model or MINI).resolve().name
 
 
 def add_data(command: argparse.ArgumentParser, default: str, text: str) -> None:

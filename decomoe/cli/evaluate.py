@@ -2,24 +2,16 @@
 
 import argparse
 import json
-from pathlib import Path
 from typing import Any
 
-from .common import check_counts, load_model, resumable
+from .common import add_results, check_counts, load_model, results_of, resumable
 
 
 def add(commands: Any) -> argparse.ArgumentParser:
     """Add the command to the parser."""
     evaluate = commands.add_parser("evaluate", help="measure methods on benchmarks; goes on where it was stopped")
     evaluate.set_defaults(run=run)
-    evaluate.add_argument(
-        "--benchmarks",
-        nargs="+",
-        default=["drawn"],
-        metavar="NAME[=FOLDER]",
-        help="drawn, drawn-combinations, drawn-style, drawn-typefaces, easy-vqa, photos, mmbench, scienceqa, ai2d, "
-        "a-okvqa, mmmu, hallusionbench, pope, mme",
-    )
+    add_results(evaluate)
     evaluate.add_argument(
         "--methods",
         nargs="+",
@@ -28,12 +20,6 @@ def add(commands: Any) -> argparse.ArgumentParser:
         help="such as decomoe:savb=no,p=0.5 or sparsevlm:layers=2/6/15, or the rows of a table of the paper: table1, "
         "table2, table5, table6; dense always",
     )
-    evaluate.add_argument(
-        "--limit",
-        type=int,
-        help="questions a benchmark to ask, from a fixed random order (all); tables show all that OUT holds",
-    )
-    evaluate.add_argument("--out", type=Path, help="folder for the results (results/MODEL)")
     evaluate.add_argument("--batch", type=int, default=32, help="questions at once")
     evaluate.add_argument("--max-new-tokens", type=int, default=64)
     evaluate.add_argument("--traces", action="store_true", help="keep the whole trace of every question")
@@ -45,18 +31,19 @@ def run(options: argparse.Namespace) -> int:
     check_counts(options, "limit", "batch", "max_new_tokens")
     from accelerate import PartialState  # noqa: PLC0415
 
-    from ..ask import MINI  # noqa: PLC0415
     from ..evaluate import evaluate, parse_benchmarks, parse_methods, tables, write_tables  # noqa: PLC0415
+    from ..evaluate.store import note_command  # noqa: PLC0415
 
     benchmarks = parse_benchmarks(options.benchmarks)
     parse_methods(options.methods, layers=48)  # a slip is told before the model loads
     first = PartialState().is_main_process  # also before it: each process takes its own GPU
     loaded = load_model(options)
     methods = parse_methods(options.methods, loaded.model.config.get_text_config().num_hidden_layers)
-    out = options.out or Path("results") / Path(options.model or MINI).resolve().name
+    out = results_of(options)
     with resumable():
         evaluate(loaded, benchmarks, methods, out, options.limit, options.batch, options.max_new_tokens, options.traces)
     if first:
+        note_command(out, "evaluate")
         asked = {benchmark.name for benchmark, _ in benchmarks}, {"dense", *methods}
         found, kinds = (
             [row for row in table if row["benchmark"] in asked[0] and row["method"] in asked[1]]

@@ -1,10 +1,11 @@
-"""Asking every question of every benchmark with every method, on one or several devices."""
+"""Every question of every benchmark with every method, on one or several devices; and other work that is shared so."""
 
 import dataclasses
 import hashlib
 import json
 import random
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,17 @@ PICTURES = 16  # of a benchmark tell whether it was drawn or scaled otherwise; a
 
 
 @dataclasses.dataclass(frozen=True)
-class _Batch:
-    """Some questions of one benchmark for one method; `first` is the number of the first."""
+class Batch:
+    """Some questions of one benchmark for one job; `first` is the number of the first."""
 
     benchmark: Benchmark
-    spec: str
+    job: str
     first: int
     cases: Sequence[Case]
+
+
+Job = Callable[[Batch], list[store.Record]]  # one record a question, with its "number"
+Groups = dict[str, dict[str, Any]]  # of names with values, for `store.extended_meta`
 
 
 def evaluate(
@@ -58,15 +63,36 @@ def evaluate(
     Raises:
         ValueError: a method does not fit the model, data is missing, or `out` holds results of something else.
     """
-    workers = PartialState()
     methods = {Dense.name: Dense(), **methods}
     for method in methods.values():
         method.bind(parts_of(loaded.model), loaded.calibration)  # refuses before any work is done
-    cases, counts = _load(benchmarks, loaded.calibration.ids if loaded.calibration else frozenset())
     settings = {spec: {"name": method.name, **method.settings()} for spec, method in methods.items()}
-    identity = {**_identity(loaded), "max_new_tokens": max_new_tokens}
-    meta = store.extended_meta(out, {"run": identity, "benchmarks": counts, "methods": settings})
-    paths = [store.file_of(out, benchmark.name, spec) for benchmark in cases for spec in methods]
+    jobs: dict[str, Job] = {
+        spec: partial(_ask, loaded, method, max_new_tokens, traces) for spec, method in methods.items()
+    }
+    meta: Groups = {"run": {"max_new_tokens": max_new_tokens}, "methods": settings}
+    work_through(loaded, benchmarks, jobs, out, meta, limit, batch)
+
+
+def work_through(
+    loaded: Loaded,
+    benchmarks: Iterable[tuple[Benchmark, str | None]],
+    jobs: Mapping[str, Job],
+    out: Path,
+    meta: Groups,
+    limit: int | None,
+    batch: int,
+) -> None:
+    """Do every job with every question that `out` has no line of yet; see `evaluate`.
+
+    Args:
+        jobs: by the name of their files. meta: what `out` is to say of them, beside model and questions.
+    """
+    workers = PartialState()
+    cases, counts = _load(benchmarks, loaded.calibration.ids if loaded.calibration else frozenset())
+    identity = {**_identity(loaded), **meta["run"]}
+    known = store.extended_meta(out, {**meta, "run": identity, "benchmarks": counts})
+    paths = [store.file_of(out, benchmark.name, name) for benchmark in cases for name in jobs]
 
     def collect() -> None:
         workers.wait_for_everyone()
@@ -76,15 +102,15 @@ def evaluate(
 
     collect()
     if workers.is_main_process:
-        store.write(out / store.META, json.dumps(meta, indent=1) + "\n")
-    todo = _todo(cases, methods, out, limit, batch)
+        store.write(out / store.META, json.dumps(known, indent=1) + "\n")
+    todo = _todo(cases, jobs, out, limit, batch)
     workers.wait_for_everyone()  # nobody writes before all have read what is done
     mine = todo[workers.process_index :: workers.num_processes]
     with tqdm(total=sum(len(part.cases) for part in mine), disable=None if workers.is_main_process else True) as bar:
         for part in mine:
-            bar.set_description(f"{part.benchmark.name}, {part.spec}")
-            records = _ask(loaded, part, methods[part.spec], max_new_tokens, traces)
-            store.append(store.file_of(out, part.benchmark.name, part.spec), records, workers.process_index)
+            bar.set_description(f"{part.benchmark.name}, {part.job}")
+            records = jobs[part.job](part)
+            store.append(store.file_of(out, part.benchmark.name, part.job), records, workers.process_index)
             bar.update(len(records))
     collect()
 
@@ -116,23 +142,23 @@ def _load(
 
 
 def _todo(
-    cases: Mapping[Benchmark, Sequence[Case]], methods: Iterable[str], out: Path, limit: int | None, batch: int
-) -> list[_Batch]:
-    """The batches with a question that has no answer yet."""
+    cases: Mapping[Benchmark, Sequence[Case]], jobs: Iterable[str], out: Path, limit: int | None, batch: int
+) -> list[Batch]:
+    """The batches with a question that has no line yet."""
     todo = []
     for benchmark, order in cases.items():
         asked = order[:limit]
-        for spec in methods:
-            done = {record["number"] for record in store.read(store.file_of(out, benchmark.name, spec))}
+        for job in jobs:
+            done = {record["number"] for record in store.read(store.file_of(out, benchmark.name, job))}
             todo += [
-                _Batch(benchmark, spec, first, asked[first : first + batch])
+                Batch(benchmark, job, first, asked[first : first + batch])
                 for first in range(0, len(asked), batch)
                 if not done.issuperset(range(first, min(first + batch, len(asked))))
             ]
     return todo
 
 
-def _ask(loaded: Loaded, part: _Batch, method: Method, max_new_tokens: int, traces: bool) -> list[store.Record]:
+def _ask(loaded: Loaded, method: Method, max_new_tokens: int, traces: bool, part: Batch) -> list[store.Record]:
     outcomes = run_batch(loaded, part.cases, method, max_new_tokens)
     return [
         record(part.first + i, case, outcome, part.benchmark.right(case, outcome.answer), traces)

@@ -1,7 +1,10 @@
 """Result files that survive a kill: OUT/meta.json says of what; OUT/BENCHMARK/METHOD.jsonl has a line a question."""
 
+import datetime
 import json
 import os
+import shlex
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,6 +56,14 @@ def extended_meta(out: Path, groups: dict[str, dict[str, Any]]) -> dict[str, Any
                     f"The results in {out} were made with {name} {old[name]}, not {value}; choose another --out."
                 )
     return meta
+
+
+def note_command(out: Path, *made: str) -> None:
+    """Note in `out` that this command line last added lines of the kinds `made`, and when; figures say so."""
+    meta = read_meta(out)
+    now = {"line": shlex.join(["decomoe", *sys.argv[1:]]), "date": datetime.date.today().isoformat()}
+    meta["commands"] = {**meta.get("commands", {}), **dict.fromkeys(made, now)}
+    write(out / META, json.dumps(meta, indent=1) + "\n")
 
 
 def file_of(out: Path, benchmark: str, method: str) -> Path:

@@ -85,7 +85,7 @@ def _results(out: Path, limit: int | None) -> Iterator[tuple[str, str, Sequence[
     meta = store.read_meta(out)
     for benchmark in meta.get("benchmarks", {}):
         dense = {record["number"]: record for record in store.read(store.file_of(out, benchmark, Dense.name))}
-        for method in meta["methods"]:
+        for method in meta.get("methods", {}):
             records = [
                 record
                 for record in store.read(store.file_of(out, benchmark, method))

@@ -129,6 +129,7 @@ class Routing:
         mass: (B, E) float64, routed mass of each row's tokens, by place in the model.
         exits: per row, the layer after which its visual block left, None if it has not.
         scores: (B, N, k), weights of the routes, falling. visual: (B, N) bool, whose tokens are visual.
+        logits: (B, N, E), what the weights come from, by place.
     """
 
     layer: int
@@ -137,6 +138,7 @@ class Routing:
     exits: Sequence[int | None]
     scores: Tensor
     visual: Tensor
+    logits: Tensor
 
 
 @dataclass(frozen=True)

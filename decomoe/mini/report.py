@@ -11,6 +11,7 @@ import pandas as pd
 from ..ask import MINI, Loaded, load
 from ..benchmarks import Case, Outcome, run
 from ..benchmarks.drawn import drawn_cases
+from ..collect.cases import apart
 from ..evaluate import METHOD_SETS, by_kind, rows, tables
 from ..evaluate.tables import to_markdown
 from ..methods import DecoMoE
@@ -137,12 +138,12 @@ def find_boundaries(loaded: Loaded, wanted: int = 3) -> tuple[int, list[Case], l
     seed = BOUNDARY_SEED
     while True:
         cases = drawn_cases(seed, len(draw(seed).questions), per_picture=20)
-        by_exit: dict[int, tuple[Case, Outcome]] = {}
-        for case, outcome in zip(cases, run(loaded, cases, DecoMoE(), max_new_tokens=64), strict=True):
-            if outcome.answer == case.answer and outcome.trace.exit_after is not None:
-                by_exit.setdefault(outcome.trace.exit_after, (case, outcome))
-        if len(by_exit) >= wanted:
-            picked = [by_exit[exit_after] for exit_after in sorted(by_exit)][:wanted]
+        pairs = zip(cases, run(loaded, cases, DecoMoE(), max_new_tokens=64), strict=True)
+        exits = [
+            (outcome.trace.exit_after, (case, outcome)) for case, outcome in pairs if outcome.answer == case.answer
+        ]
+        picked = apart(((layer, pair) for layer, pair in exits if layer is not None), wanted)
+        if picked:
             return seed, [case for case, _ in picked], [outcome for _, outcome in picked]
         seed += 1
 

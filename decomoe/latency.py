@@ -1,0 +1,190 @@
+"""Where the time of one question goes: seconds per decoder layer and part, for prefill and decode.
+
+A profiled pass is slower than a plain one, because the device is waited for at every border. Take shares from here, and
+TTFT and TPOT from `bench` or a trace.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .calibration import Calibration
+from .families import Parts
+from .methods import Method
+from .runtime import attach
+
+# "method" is what the method itself costs: gate, cuts and expert prefixes. "dispatch" is all that an experts
+# implementation does around its matrix products: sorting and gathering tokens, weighting and summing results.
+PARTS = ("attention", "router", "dispatch", "expert MLP", "method", "other")
+_PRODUCTS = ("linear", "matmul", "mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "grouped_mm_fallback", "silu")
+
+
+@dataclass
+class Phase:
+    """Seconds of one phase.
+
+    Attributes:
+        layers: {part: seconds} of each decoder layer, over `PARTS`. "other": norms, residuals, layers without experts.
+        vision: the vision encoder.
+        rest: embeddings, masks, final norm, LM head, and what `generate` does between forwards.
+    """
+
+    layers: list[dict[str, float]]
+    vision: float = 0.0
+    rest: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return self.vision + self.rest + sum(sum(parts.values()) for parts in self.layers)
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """All of it by part, layers summed."""
+        summed = {part: sum(layer[part] for layer in self.layers) for part in PARTS}
+        return {"vision encoder": self.vision, **summed, "rest": self.rest}
+
+
+@dataclass
+class Breakdown:
+    """One answer. `decode` is the mean over its `steps` forwards after the first token; None without any."""
+
+    prefill: Phase
+    decode: Phase | None
+    steps: int
+
+
+@dataclass
+class _Stopwatch:
+    """Seconds go to whoever is on top of the stack."""
+
+    device: torch.device
+    spent: list[dict[Any, float]] = field(default_factory=lambda: [{}])  # per forward, {(part, layer): seconds}
+    stack: list[Any] = field(default_factory=lambda: [("rest", None)])
+    since: float = 0.0
+
+    def split(self) -> None:
+        """Charge what has passed since the last split."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        now, owner = time.perf_counter(), self.stack[-1]
+        self.spent[-1][owner] = self.spent[-1].get(owner, 0.0) + now - self.since
+        self.since = now
+
+    def start(self, part: str, layer: int | None, *_: Any) -> None:
+        self.split()
+        self.stack.append((part, layer))
+
+    def stop(self, *_: Any) -> None:
+        self.split()
+        self.stack.pop()
+
+    def next_forward(self, *_: Any) -> None:
+        self.split()
+        self.spent.append({})
+
+
+class _Products(TorchDispatchMode):
+    """Inside an experts module, charges matrix products and activations to "expert MLP"."""
+
+    def __init__(self, watch: _Stopwatch, layer: int) -> None:
+        super().__init__()
+        self.watch, self.layer = watch, layer
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket.__name__ not in _PRODUCTS:
+            return func(*args, **(kwargs or {}))
+        self.watch.start("expert MLP", self.layer)
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            self.watch.stop()
+
+
+@contextmanager
+def _watched(parts: Parts, watch: _Stopwatch) -> Iterator[None]:
+    """Hooks that only look; to be entered after a method is attached, so that its hooks lie between them."""
+    with ExitStack() as stack:
+
+        def around(module: nn.Module, part: str, layer: int | None) -> None:
+            hook = module.register_forward_pre_hook(partial(watch.start, part, layer))
+            stack.callback(hook.remove)
+            stack.callback(module.register_forward_hook(watch.stop, always_call=True).remove)
+
+        def around_pre_hooks(module: nn.Module, layer: int) -> None:
+            first = module.register_forward_pre_hook(partial(watch.start, "method", layer), prepend=True)
+            stack.callback(first.remove)
+            stack.callback(module.register_forward_pre_hook(watch.stop).remove)
+
+        def around_router(router: nn.Module, layer: int) -> None:
+            pre = router.register_forward_pre_hook(partial(watch.start, "router", layer))
+            stack.callback(pre.remove)
+
+            def decide(*_: Any) -> None:
+                watch.stop()
+                watch.start("method", layer)
+
+            stack.callback(router.register_forward_hook(decide, prepend=True).remove)
+            stack.callback(router.register_forward_hook(watch.stop).remove)
+
+        def around_experts(experts: nn.Module, layer: int) -> None:
+            inside = stack.enter_context(ExitStack())
+            around(experts, "dispatch", layer)
+            pre = experts.register_forward_pre_hook(lambda *_: inside.enter_context(_Products(watch, layer)) and None)
+            stack.callback(pre.remove)
+            post = experts.register_forward_hook(lambda *_: inside.close(), prepend=True, always_call=True)
+            stack.callback(post.remove)
+
+        stack.callback(parts.model.register_forward_hook(watch.next_forward).remove)
+        for tower in parts.vision:
+            around(tower, "vision", None)
+        around_pre_hooks(parts.text_model.norm, len(parts.layers) - 1)
+        for index, layer in enumerate(parts.layers):
+            around_pre_hooks(layer, index)
+            around(layer, "other", index)
+            around(layer.get_submodule(parts.family.attention), "attention", index)
+            if parts.routers[index] is not None:
+                around_router(parts.routers[index], index)
+                around_experts(parts.experts[index], index)
+        yield
+
+
+def profile(
+    model: Any,
+    method: Method,
+    inputs: dict[str, Any],
+    calibration: Calibration | None = None,
+    max_new_tokens: int = 8,
+) -> Breakdown:
+    """Answer once to warm up and once with a stopwatch at every border.
+
+    Args:
+        inputs: what the processor made of one or several questions.
+        max_new_tokens: exactly so many are decoded, whatever the answer; 1 leaves decode out.
+
+    Raises:
+        ValueError: the method does not fit the model.
+    """
+    options = {"max_new_tokens": max_new_tokens, "min_new_tokens": max_new_tokens, "do_sample": False}
+    with attach(model, method, calibration) as session, torch.inference_mode():
+        session.generate(inputs, **options)
+        watch = _Stopwatch(model.device)
+        with _watched(session.parts, watch):
+            watch.split()
+            watch.spent = [{}]
+            session.generate(inputs, **options)
+    prefill, *decode = watch.spent[:-1]  # what comes after the last forward belongs to no phase
+    layers = len(session.parts.layers)
+    mean = {key: sum(step.get(key, 0.0) for step in decode) / len(decode) for step in decode for key in step}
+    return Breakdown(_phase(prefill, layers), _phase(mean, layers) if decode else None, len(decode))
+
+
+def _phase(spent: dict[Any, float], layers: int) -> Phase:
+    table = [{part: spent.get((part, layer), 0.0) for part in PARTS} for layer in range(layers)]
+    return Phase(table, spent.get(("vision", None), 0.0), spent.get(("rest", None), 0.0))
