@@ -9,8 +9,12 @@ import gradio as gr
 
 from ..ask import MINI, Answer, Loaded, stream
 from ..methods import Dense, from_toggles
+from . import api
+from . import compare as compare_tab
 from .chart import HEAD, allow_plotly, chart
-from .common import read_picture, sentence, warm_up
+from .common import sentence, warm_up
+from .guard import MAX_UPLOAD, GuardedBlocks, app_options, read_picture, read_question
+from .hosting import on_gpu
 from .plots import gate_figure, prefix_figure, table
 
 EXAMPLES = Path(__file__).parents[2] / "assets" / "examples"
@@ -24,7 +28,7 @@ anything else its answers mean nothing. Try the examples."""
 CSS = ".chart-note {font-size: 0.9rem; margin: 0.2rem 0.5rem} footer {display: none !important}"
 
 
-def build(loaded: Loaded) -> gr.Blocks:
+def build(loaded: Loaded) -> gr.Blocks:  # noqa: PLR0915 (a layout)
     """The page for one loaded model; nothing is launched."""
     allow_plotly()
     warm_up(loaded)
@@ -32,15 +36,16 @@ def build(loaded: Loaded) -> gr.Blocks:
     calibrated = loaded.calibration is not None
     gated = loaded.calibration is not None and loaded.calibration.gate is not None
 
+    @on_gpu(2, 96)
     def compare(image: Any, question: str, savb: bool, rcep: bool, p: float) -> Iterator[tuple[Any, ...]]:
         """Dense, then DecoMoE, each streaming; one after the other, because together neither time would be true."""
         shown: list[Any] = ["", "", None, None, table(None, None)]
         try:
-            picture = read_picture(image)
+            picture, asked = read_picture(image), read_question(question)
             ours = from_toggles(layers, savb=savb, rcep=rcep, p=p if rcep else None)
             traces = []
             for pane, method in enumerate((Dense(), ours)):
-                for event in stream(loaded, picture, question or "", method, max_new_tokens=96):
+                for event in stream(loaded, picture, asked, method, max_new_tokens=96):
                     if isinstance(event, Answer):
                         traces.append(event.trace)
                         shown[pane], shown[4] = event.text, table(traces[0], traces[1] if pane else None)
@@ -52,7 +57,8 @@ def build(loaded: Loaded) -> gr.Blocks:
         except Exception as error:
             raise gr.Error(sentence(error), duration=None, print_exception=False) from error
 
-    with gr.Blocks(title="DecoMoE", analytics_enabled=False, delete_cache=(3600, 3600)) as page:
+    with GuardedBlocks(title="DecoMoE", analytics_enabled=False, delete_cache=(3600, 3600)) as page:
+        api.add(loaded)  # first, so that its names are free
         gr.Markdown(INTRO)
         with gr.Row():
             with gr.Column(scale=2):
@@ -98,26 +104,30 @@ def build(loaded: Loaded) -> gr.Blocks:
             concurrency_limit=1,
             concurrency_id="model",
             trigger_mode="once",
-            api_name="compare",
+            api_visibility="private",
         )
         stop.click(None, cancels=[asked], api_visibility="private")
-    return page.queue(max_size=32)
+        with gr.Tab("Compare"):
+            compare_tab.tab(loaded)
+    return page.queue(max_size=32, api_open=False)
 
 
 def serve(loaded: Loaded, port: int | None = None) -> None:
     """Build the page and serve it until interrupted."""
-    build(loaded).launch(**launch_options(port))
+    build(loaded).launch(**launch_options(loaded, port))
 
 
-def launch_options(port: int | None = None) -> dict[str, Any]:
+def launch_options(loaded: Loaded, port: int | None = None) -> dict[str, Any]:
     """What the page needs at launch."""
     return {
         "server_port": port,
         "head": HEAD,
         "css": CSS,
         "theme": gr.themes.Soft(font=["system-ui", "sans-serif"]),
-        "max_file_size": "20mb",
-        "show_error": True,
+        "max_file_size": MAX_UPLOAD,
+        "show_error": False,
+        "app_kwargs": app_options(loaded),
+        "mcp_server": True,
         "ssr_mode": False,
         "run_history": False,
         "enable_monitoring": False,
