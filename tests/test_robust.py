@@ -261,6 +261,48 @@ def test_long_requests_are_not_read(visitor):
     assert "20 MB" in told
 
 
+def texts_of(values):
+    """Every text in nested values."""
+    for value in values.values() if isinstance(values, dict) else values if isinstance(values, list) else ():
+        yield from texts_of(value)
+    if isinstance(values, str):
+        yield values
+
+
+def test_long_texts_are_not_kept_for_the_session(site, visitor):
+    large = "data:image/png;base64," + base64.b64encode(bytes(3_000_000)).decode()
+    fine, told = visitor.call("ask", image=large, question=QUESTION)
+    assert not fine
+    assert "not a picture" in told
+    for handler in visitor.get("config").json()["dependencies"]:
+        if handler["queue"] and handler["inputs"]:
+            body = {"data": [large] * len(handler["inputs"]), "fn_index": handler["id"], "session_hash": "long"}
+            visitor.post("gradio_api/queue/join", json=body)
+    wait_for(lambda: len(site.page._queue) == 0 and not site.page._queue.get_active_worker_count())
+    kept = [session.config_values for session in site.page.state_holder.session_data.values()]
+    assert len(kept) > 1
+    assert max(len(text) for values in kept for value in values.values() for text in texts_of(value)) < 1_000_000
+
+
+def test_sessions_do_not_pile_up(site):
+    assert site.page.state_holder.capacity <= 500
+
+
+def test_uploads_wait_when_the_disk_is_taken(visitor, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("decomoe.ui.guard.MAX_STORED", 0)
+        sent = visitor.post("gradio_api/upload", files={"files": ("a.png", png(PICTURE))})
+        assert sent.status_code == 503
+        assert "try again" in sent.text
+    assert visitor.upload(png(PICTURE))
+
+
+def test_a_trace_does_not_say_where_things_lie(visitor, path):
+    _, answer = visitor.call("ask", image=path, question=QUESTION, max_new_tokens=1, with_trace=True)
+    assert answer["trace"]["model"] == "mini"
+    assert str(ROOT) not in json.dumps(answer)
+
+
 def test_the_queue_can_not_be_passed_by(visitor, path):
     for route in ("run/ask", "api/ask", "run/predict"):
         sent = visitor.post(f"gradio_api/{route}", json={"data": [path, QUESTION, "dense", 1, False], "fn_index": 0})

@@ -41,7 +41,8 @@ def add(loaded: Loaded) -> None:
             tokens = int(read_number("max_new_tokens", max_new_tokens, 1, MAX_TOKENS))
             for event in stream(loaded, picture, asked, chosen, max_new_tokens=tokens):
                 if isinstance(event, Answer):
-                    full = {"trace": json.loads(event.trace.to_json())} if with_trace is True else {}
+                    trace = json.loads(event.trace.to_json()) | {"model": loaded.name}  # not where it lies on the disk
+                    full = {"trace": trace} if with_trace is True else {}
                     yield Row.of(spec, event.trace, None).to_json() | full
                 else:
                     yield {"answer": event}

@@ -6,17 +6,24 @@ from pathlib import Path
 from typing import Any
 
 import gradio as gr
+from gradio.components.api_component import Api
+from gradio.state_holder import SessionState
 from gradio.utils import get_upload_folder
 from PIL import Image
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..ask import Loaded
 from ..images import load_image
 
 MAX_UPLOAD = 20_000_000  # bytes of a picture
 MAX_BODY = 30_000_000  # bytes of any request; a picture in base64 takes a third more than its file
+MAX_TEXT = 1_000_000  # characters that the page itself sends in one value; Gradio keeps them for the session
+MAX_STORED, MAX_FILES = 4_000_000_000, 2000  # all uploads together; they are deleted after an hour
+MAX_SESSIONS = 500  # of which Gradio keeps half a megabyte each
 MAX_QUESTION = 4000  # characters
 MAX_TOKENS = 256  # of an answer: one person keeps the model no longer than this
 ADD = "Add a picture first: upload one, paste one, or click an example."
@@ -26,16 +33,20 @@ UPLOADS_ONLY = "Pictures are read from uploads only: no address is fetched, and 
 class GuardedBlocks(gr.Blocks):
     """Blocks whose handlers are given uploads alone; Gradio would fetch any address that a request names as a file."""
 
-    async def preprocess_data(self, block_fn: Any, inputs: list[Any], *args: Any, **options: Any) -> Any:
+    async def preprocess_data(
+        self, block_fn: Any, inputs: list[Any], state: SessionState | None, explicit_call: bool = False
+    ) -> Any:
+        called = all(isinstance(block, Api) for block in block_fn.inputs)
         try:
-            check_files(inputs)
+            check_values(inputs, MAX_BODY if called else MAX_TEXT)
         except ValueError as error:
             raise gr.Error(str(error), duration=None, print_exception=False) from None
-        return await super().preprocess_data(block_fn, inputs, *args, **options)
+        # without a state, so that pictures sent inline are not kept with it
+        return await super().preprocess_data(block_fn, inputs, None if called else state, explicit_call)
 
 
-def check_files(values: Any) -> None:
-    """Refuse any file in a request's values, however deep, that is not an upload.
+def check_values(values: Any, longest: int) -> None:
+    """Refuse in a request's values, however deep, any file that is not an upload, and text of over `longest`.
 
     Raises:
         ValueError: there is one.
@@ -49,6 +60,8 @@ def check_files(values: Any) -> None:
             stack += value.values()
         elif isinstance(value, list):
             stack += value
+        elif isinstance(value, str) and len(value) > longest:
+            raise ValueError(f"A text has {len(value)} characters; at most {longest} are read.")
 
 
 def uploaded(path: Any) -> Path:
@@ -113,6 +126,21 @@ def read_number(name: str, value: Any, low: float, high: float) -> Any:
     return value
 
 
+class UploadQuota:
+    """ASGI middleware: uploads wait while those of the last hour take too much of the disk."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self.app
+        if scope["type"] == "http" and scope["path"].rstrip("/").endswith("/upload"):
+            sizes = [file.stat().st_size for file in Path(get_upload_folder()).rglob("*") if file.is_file()]
+            if len(sizes) > MAX_FILES or sum(sizes) > MAX_STORED:
+                app = PlainTextResponse("Too many pictures have been uploaded; try again in an hour.", 503)
+        await app(scope, receive, send)
+
+
 def app_options(loaded: Loaded) -> dict[str, Any]:
     """For `launch(app_kwargs=...)`: the body limit, the health check, and what Gradio offers and this page does not."""
 
@@ -128,4 +156,5 @@ def app_options(loaded: Loaded) -> dict[str, Any]:
         "process_recording",  # would run ffmpeg on an upload
     )
     routes = [Route(f"/gradio_api/{path}", refuse, methods=["GET", "POST"]) for path in refused]
-    return {"max_body_size": MAX_BODY, "routes": [Route("/healthz", healthz), *routes]}
+    middleware = [Middleware(UploadQuota)]
+    return {"max_body_size": MAX_BODY, "middleware": middleware, "routes": [Route("/healthz", healthz), *routes]}

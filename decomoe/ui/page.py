@@ -13,7 +13,7 @@ from . import api
 from . import compare as compare_tab
 from .chart import HEAD, allow_plotly, chart
 from .common import sentence, warm_up
-from .guard import MAX_UPLOAD, GuardedBlocks, app_options, read_picture, read_question
+from .guard import MAX_SESSIONS, MAX_UPLOAD, GuardedBlocks, app_options, read_picture, read_question
 from .hosting import on_gpu
 from .plots import gate_figure, prefix_figure, table
 
@@ -57,7 +57,7 @@ def build(loaded: Loaded) -> gr.Blocks:  # noqa: PLR0915 (a layout)
         except Exception as error:
             raise gr.Error(sentence(error), duration=None, print_exception=False) from error
 
-    with GuardedBlocks(title="DecoMoE", analytics_enabled=False, delete_cache=(3600, 3600)) as page:
+    with GuardedBlocks(title="DecoMoE", analytics_enabled=False, delete_cache=(600, 3600)) as page:
         api.add(loaded)  # first, so that its names are free
         gr.Markdown(INTRO)
         with gr.Row():
@@ -125,6 +125,7 @@ def launch_options(loaded: Loaded, port: int | None = None) -> dict[str, Any]:
         "css": CSS,
         "theme": gr.themes.Soft(font=["system-ui", "sans-serif"]),
         "max_file_size": MAX_UPLOAD,
+        "state_session_capacity": MAX_SESSIONS,
         "show_error": False,
         "app_kwargs": app_options(loaded),
         "mcp_server": True,
