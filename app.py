@@ -1,7 +1,17 @@
-"""The Space: the page on the mini model."""
+"""The Space: the page, on the model that environment variables choose."""
 
-from decomoe import load
+import os
+import sys
+
+if os.environ.get("SPACES_ZERO_GPU"):
+    import spaces  # noqa: F401 (before anything touches CUDA)
+
+from decomoe.ui.hosting import load_chosen
 from decomoe.ui.page import serve
 
 if __name__ == "__main__":
-    serve(load())
+    try:
+        serve(load_chosen())
+    except (OSError, ValueError) as error:
+        print(f"decomoe: {str(error).splitlines()[0]}", file=sys.stderr)
+        sys.exit(2)

@@ -34,6 +34,12 @@ class Loaded:
     calibration: Calibration | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
+    @property
+    def name(self) -> str:
+        """The model's name: of its folder, or its Hub id."""
+        path = Path(self.model.name_or_path)
+        return path.name if path.is_absolute() else str(path)
+
 
 def load(
     source: str | Path = MINI,
@@ -130,7 +136,9 @@ def encode(loaded: Loaded, asked: Sequence[tuple[Image.Image, str]]) -> dict[str
 def _out_of_memory_is_told() -> Iterator[None]:
     try:
         yield
-    except torch.OutOfMemoryError:
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "allocate memory" not in str(error):
+            raise
         raise ValueError("The model ran out of memory on this picture; try a smaller one.") from None
 
 
@@ -153,17 +161,16 @@ def ask(
     Raises:
         ValueError: picture, question or method don't fit; the message says what to do.
     """
-    picture = load_image(image)
-    inputs = encode(loaded, [(picture, question)])
     tokenizer = loaded.processor.tokenizer
-    prompt = inputs["input_ids"].shape[1]
     decode = lambda ids: tokenizer.decode(ids, skip_special_tokens=True).strip()  # noqa: E731
     with (
+        _out_of_memory_is_told(),
         loaded.lock,
         attach(loaded.model, method, loaded.calibration) as session,
         torch.inference_mode(),
-        _out_of_memory_is_told(),
     ):
+        inputs = encode(loaded, [(load_image(image), question)])
+        prompt = inputs["input_ids"].shape[1]
         watch = _Watch(decode, prompt, on_text, stop or threading.Event())
         ids = session.generate(inputs, max_new_tokens=max_new_tokens, do_sample=False, stopping_criteria=[watch])
         trace = session.traces()[0]

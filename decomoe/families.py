@@ -1,10 +1,14 @@
 """Model families: where each keeps the parts that we hook, and how a model and its processor are loaded."""
 
+import json
+import os
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor, nn
 from transformers import (
@@ -18,6 +22,7 @@ from transformers import (
 from transformers.feature_extraction_utils import BatchFeature
 from transformers.models.qwen3_moe.modeling_qwen3_moe import rotate_half
 from transformers.processing_utils import ProcessorMixin
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, cached_file
 
 
 class Qwen3VLImageProcessor(Qwen3VLProcessor):
@@ -172,15 +177,58 @@ def load_model(
     """The model and processor at `source`, a folder or a Hub id.
 
     Args:
-        device: by default a GPU if there is one.
+        device: by default a GPU if there is one; "auto" spreads the model over all there are.
         dtype: by default bf16 on a GPU and fp32 on a CPU.
 
     Raises:
-        ValueError: the family is unknown. OSError: nothing that can be loaded is there.
+        ValueError: the family is unknown, there is no such device, or the model does not fit.
+        OSError: nothing that can be loaded is there.
     """
     config = AutoConfig.from_pretrained(source)
     family = family_of(config)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     dtype = dtype or (torch.float32 if device == "cpu" or not torch.cuda.is_available() else torch.bfloat16)
+    if device != "auto":
+        check_fits(source, config, device, dtype)
     model = AutoModelForImageTextToText.from_pretrained(source, config=config, dtype=dtype, device_map=device)
     return model.eval(), family.processor.from_pretrained(source)
+
+
+def check_fits(source: str | Path, config: PretrainedConfig, device: str, dtype: torch.dtype) -> None:
+    """Refuse a model before its weights are loaded, or fetched, if the device has no room for them.
+
+    Raises:
+        ValueError: so it is, or there is no such device.
+    """
+    needed, free = _weight_bytes(source, config, dtype), _free_bytes(device)
+    if needed > free:
+        raise ValueError(
+            f"'{source}' takes {needed / 1e9:.1f} GB as {str(dtype).removeprefix('torch.')}, and {device} has "
+            f"{free / 1e9:.1f} GB free. Take a smaller model, a larger device, or 'auto' to use several."
+        )
+
+
+def _weight_bytes(source: str | Path, config: PretrainedConfig, dtype: torch.dtype) -> int:
+    """What the weights take as `dtype`, by their files or the Hub's index; 0 where there is no index."""
+    if Path(source).is_dir():
+        stored = sum(file.stat().st_size for file in Path(source).glob("*.safetensors"))
+    else:
+        index = cached_file(source, SAFE_WEIGHTS_INDEX_NAME, _raise_exceptions_for_missing_entries=False)
+        stored = json.loads(Path(index).read_text())["metadata"]["total_size"] if index else 0
+    stored_as = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
+    return stored * dtype.itemsize // stored_as.itemsize
+
+
+def _free_bytes(device: str) -> int:
+    """What this process may still take on a device."""
+    try:
+        if torch.device(device).type == "cuda":
+            if "SPACES_ZERO_GPU" in os.environ:  # a GPU is lent to each question; none is here now
+                return 96_000_000_000
+            return torch.cuda.mem_get_info(device)[0]
+    except (RuntimeError, AssertionError):
+        raise ValueError(f"There is no device '{device}' here; it could be cpu, cuda, or cuda:1.") from None
+    free = psutil.virtual_memory().available
+    with suppress(OSError, ValueError):  # a container may have less than its machine
+        free = min(free, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return free

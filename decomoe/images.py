@@ -1,6 +1,8 @@
 """Reading a picture from a file that anybody may have made."""
 
+from io import BytesIO
 from pathlib import Path
+from typing import IO
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 
@@ -10,11 +12,11 @@ TOO_LARGE = f"{{name}} has too many pixels; at most {MAX_PIXELS // 1_000_000} mi
 MAX_ASPECT = 100  # Qwen's processor refuses 200; above 100 nothing is left to see
 
 
-def load_image(source: str | Path | Image.Image) -> Image.Image:
+def load_image(source: str | Path | bytes | Image.Image) -> Image.Image:
     """The picture as a person sees it: turned upright, first frame, on white, RGB with 8 bits.
 
     Args:
-        source: a file, or an opened picture.
+        source: a file, what is in one, or an opened picture.
 
     Raises:
         ValueError: in one sentence, what is wrong with the file.
@@ -22,21 +24,34 @@ def load_image(source: str | Path | Image.Image) -> Image.Image:
     if isinstance(source, Image.Image):
         _check_size(source.size, "This picture")
         return _upright_rgb(source)
+    if isinstance(source, bytes):
+        return _decode(BytesIO(source), "This picture")
     path = Path(source)
     if not path.is_file():
         raise ValueError(f"There is no file '{path}'.")
-    if path.stat().st_size == 0:
-        raise ValueError(f"'{path.name}' is empty.")
+    with path.open("rb") as file:
+        return _decode(file, f"'{path.name}'")
+
+
+def _decode(file: IO[bytes], name: str) -> Image.Image:
+    start = file.read(16)
+    file.seek(0)
+    if not start:
+        raise ValueError(f"{name} is empty.")
+    if start[4:8] == b"ftyp":  # the box that HEIC and AVIF begin with
+        raise ValueError(f"{name} is a HEIC or AVIF picture, which is not read; save it as JPEG or PNG, and take that.")
     try:
-        with Image.open(path, formats=FORMATS) as opened:
-            _check_size(opened.size, f"'{path.name}'")
+        with Image.open(file, formats=FORMATS) as opened:
+            _check_size(opened.size, name)
             return _upright_rgb(opened)
     except Image.DecompressionBombError:
-        raise ValueError(TOO_LARGE.format(name=f"'{path.name}'")) from None
+        raise ValueError(TOO_LARGE.format(name=name)) from None
     except UnidentifiedImageError:
-        raise ValueError(f"'{path.name}' is not a picture that can be read; use {', '.join(FORMATS)}.") from None
-    except (OSError, SyntaxError, EOFError, RuntimeError) as error:
-        raise ValueError(f"'{path.name}' can't be read; the file may be damaged ({error}).") from None
+        raise ValueError(f"{name} is not a picture that can be read; use {', '.join(FORMATS)}.") from None
+    except (ValueError, MemoryError):
+        raise
+    except Exception as error:  # decoders raise anything on damaged files
+        raise ValueError(f"{name} can't be read; the file may be damaged ({error}).") from None
 
 
 def _check_size(size: tuple[int, int], name: str) -> None:

@@ -4,7 +4,9 @@ import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -136,3 +138,28 @@ def inputs_for(model: PreTrainedModel, *prompts: Prompt) -> dict[str, Tensor]:
         inputs["image_grid_thw"] = torch.tensor([[1, 4, 4 * prompt.size] for prompt in prompts])
         inputs["mm_token_type_ids"] = (ids == IMAGE).int()
     return inputs
+
+
+@dataclass
+class Site:
+    """The page, served on loopback."""
+
+    url: str
+    loaded: Any
+    page: Any
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory) -> Iterator[Site]:
+    """The page on the mini model; what visitors upload lies in a folder of its own."""
+    from decomoe.ask import load  # noqa: PLC0415 (slow; most tests need no page)
+    from decomoe.ui.page import build, launch_options  # noqa: PLC0415
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRADIO_TEMP_DIR", str(tmp_path_factory.mktemp("uploads")))
+        loaded = load()
+        page = build(loaded)
+        options = launch_options(loaded) | {"server_name": "127.0.0.1", "prevent_thread_lock": True, "quiet": True}
+        _, url, _ = page.launch(**options)
+        yield Site(url, loaded, page)
+        page.close()

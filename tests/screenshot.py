@@ -14,8 +14,9 @@ ROOT = Path(__file__).parents[1]
 
 def main(out: str = str(ROOT / "assets" / "page.png"), width: str = "1280", scheme: str = "light") -> None:
     """Ask the first example and photograph the whole page."""
-    demo = build(load())
-    _, url, _ = demo.launch(**launch_options(), prevent_thread_lock=True, quiet=True, server_name="127.0.0.1")
+    loaded = load()
+    demo = build(loaded)
+    _, url, _ = demo.launch(**launch_options(loaded), prevent_thread_lock=True, quiet=True, server_name="127.0.0.1")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         page = browser.new_page(viewport={"width": int(width), "height": 900}, color_scheme=scheme)

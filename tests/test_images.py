@@ -3,12 +3,15 @@
 import struct
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
-from decomoe.images import load_image
+from decomoe.images import FORMATS, load_image
 
 RED, GREEN, BLUE, WHITE = (255, 0, 0), (0, 128, 0), (0, 0, 255), (255, 255, 255)
 
@@ -104,3 +107,45 @@ def test_reading_at_once_leaves_pillow_as_it_was(tmp_path):
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda _: load_image(tmp_path / "a.png"), range(200)))
     assert before == Image.MAX_IMAGE_PIXELS
+
+
+def test_heic_says_what_to_do(tmp_path):
+    (tmp_path / "a.heic").write_bytes(b"\0\0\0\x18ftypheic" + b"\0" * 64)
+    with pytest.raises(ValueError, match=r"HEIC or AVIF picture, .* save it as JPEG"):
+        load_image(tmp_path / "a.heic")
+
+
+def test_what_is_in_a_file_is_read_as_the_file_is(tmp_path):
+    halves().save(tmp_path / "a.png")
+    assert load_image((tmp_path / "a.png").read_bytes()).tobytes() == load_image(tmp_path / "a.png").tobytes()
+    for data, message in ((b"", "is empty"), (b"hello", "not a picture")):
+        with pytest.raises(ValueError, match=message):
+            load_image(data)
+
+
+def encoded(form: str) -> bytes:
+    exif = Image.Exif()
+    exif[0x0112] = 8
+    buffer = BytesIO()
+    options = {"exif": exif} if form in ("PNG", "JPEG", "WEBP") else {}
+    halves(size=(64, 48)).save(buffer, form, **options)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@settings(max_examples=60, deadline=None)
+@given(
+    changes=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), max_size=12),
+    kept=st.floats(0, 1),
+)
+def test_damaged_files_are_read_or_refused(form, changes, kept):
+    """Whatever the damage: a picture, or one sentence; never another exception."""
+    data = bytearray(encoded(form))
+    for place, value in changes:
+        data[int(place * len(data))] = value
+    try:
+        image = load_image(bytes(data[: round(kept * len(data)) if changes else len(data)]))
+    except ValueError as error:
+        assert str(error)
+    else:
+        assert image.mode == "RGB"

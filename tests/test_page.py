@@ -20,8 +20,9 @@ PATIENCE = 60_000  # ms; a shared machine may be slow
 
 @pytest.fixture(scope="module")
 def address():
-    page = build(load())
-    _, url, _ = page.launch(**launch_options(), prevent_thread_lock=True, quiet=True, server_name="127.0.0.1")
+    loaded = load()
+    page = build(loaded)
+    _, url, _ = page.launch(**launch_options(loaded), prevent_thread_lock=True, quiet=True, server_name="127.0.0.1")
     yield url
     page.close()
 

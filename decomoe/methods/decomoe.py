@@ -64,6 +64,8 @@ class DecoMoE(Method):
             value, known = getattr(self, field.name), _choices(hints[field.name])
             if isinstance(value, str) and value not in known:
                 raise ValueError(f"{field.name} is one of {', '.join(known)}, not {value}.")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed is a whole number from 0 to {2**32 - 1}, not {self.seed}.")
 
     def bind(self, parts: Parts, calibration: Calibration | None) -> "DecoMoEDecider":
         experts, top_k = parts.config.num_experts, parts.config.num_experts_per_tok

@@ -10,7 +10,8 @@ import gradio as gr
 from ..ask import MINI, Answer, Loaded, stream
 from ..methods import Dense, from_toggles
 from .chart import chart
-from .common import read_picture, sentence
+from .common import sentence
+from .guard import read_picture
 from .plots import gate_figure, prefix_figure, table
 
 EXAMPLES = Path(__file__).parents[2] / "assets" / "examples"

@@ -19,7 +19,8 @@ from ..benchmarks import normalize
 from ..collect import Swept, observe_routing, sweep
 from ..collect.exits import exit_layers, gate_exits
 from .chart import chart
-from .common import read_picture, sentence
+from .common import sentence
+from .guard import read_picture
 from .drawn import shown
 
 CASES = Path(__file__).parents[2] / "analysis" / "results" / "cases.json"

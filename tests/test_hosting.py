@@ -1,0 +1,103 @@
+"""Where the page runs: the model that environment variables choose, whether it fits, and ZeroGPU's worker."""
+
+import base64
+import json
+import pickle
+import shutil
+import sys
+from functools import wraps
+from types import SimpleNamespace
+
+import gradio as gr
+import pytest
+import torch
+from transformers import AutoConfig
+from visitor import png
+
+from decomoe import families
+from decomoe.ask import MINI, load
+from decomoe.mini.draw import draw
+from decomoe.ui import api, hosting
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("DECOMOE_MODEL", "/nowhere", "no model in '/nowhere'"),
+        ("DECOMOE_DEVICE", "gpu", "no device 'gpu' here"),
+        ("DECOMOE_DEVICE", "cuda:77", "no device 'cuda:77' here"),
+        ("DECOMOE_CALIBRATION", "/nowhere", "/nowhere"),
+    ],
+)
+def test_variables_that_name_nothing_are_told(monkeypatch, variable, value, message):
+    monkeypatch.setenv(variable, value)
+    with pytest.raises((OSError, ValueError), match=message):
+        hosting.load_chosen()
+
+
+def test_variables_choose_model_and_calibration(monkeypatch, tmp_path):
+    for name in ("DECOMOE_MODEL", "DECOMOE_CALIBRATION", "DECOMOE_DEVICE"):
+        monkeypatch.setenv(name, "")
+    assert hosting.load_chosen().name == "mini"
+    shutil.copytree(MINI, tmp_path / "mine")
+    shutil.move(tmp_path / "mine" / "calibration", tmp_path / "elsewhere")
+    monkeypatch.setenv("DECOMOE_MODEL", str(tmp_path / "mine"))
+    monkeypatch.setenv("DECOMOE_DEVICE", "cpu")
+    loaded = hosting.load_chosen()
+    assert (loaded.name, loaded.calibration) == ("mine", None)
+    monkeypatch.setenv("DECOMOE_CALIBRATION", str(tmp_path / "elsewhere"))
+    assert hosting.load_chosen().calibration is not None
+
+
+def test_a_model_that_does_not_fit_is_refused_before_it_is_read(tmp_path):
+    for name in ("config.json", "processor_config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(MINI / name, tmp_path)
+    with (tmp_path / "model.safetensors").open("wb") as weights:
+        weights.truncate(2_000_000_000_000)  # sparse: takes no room on the disk
+    with pytest.raises(ValueError, match=r"takes 4000\.0 GB as float32, and cpu has .* free"):  # bf16 there, fp32 here
+        load(tmp_path)
+
+
+def test_a_model_of_the_hub_is_sized_by_its_index(monkeypatch, tmp_path):
+    (tmp_path / "index.json").write_text(json.dumps({"metadata": {"total_size": 62_000}, "weight_map": {}}))
+    monkeypatch.setattr(families, "cached_file", lambda *args, **options: tmp_path / "index.json")
+    config = AutoConfig.from_pretrained(MINI)
+    assert config.dtype == torch.bfloat16
+    assert families._weight_bytes("some/model", config, torch.bfloat16) == 62_000
+    assert families._weight_bytes("some/model", config, torch.float32) == 124_000
+
+
+def test_on_zero_gpu_questions_run_in_a_worker_that_gets_and_gives_plain_data(monkeypatch):
+    booked = []
+
+    def gpu(duration):
+        def decorate(function):
+            @wraps(function)
+            def forked(*args, **options):
+                args, options = pickle.loads(pickle.dumps((args, options)))
+                for output in function(*args, **options):
+                    yield pickle.loads(pickle.dumps(output))
+
+            booked.append(duration)
+            return forked
+
+        return decorate
+
+    monkeypatch.setitem(sys.modules, "spaces", SimpleNamespace(GPU=gpu))
+    monkeypatch.setattr(hosting, "ZERO_GPU", True)
+    with gr.Blocks() as page:
+        api.add(load())
+    assert len(booked) == 2
+    assert all(0 < seconds <= 600 for seconds in booked)
+    assert booked[0] <= 60  # no longer than the platform's default for one question
+    image = "data:image/png;base64," + base64.b64encode(png(draw(4).image)).decode()
+    endpoints = {function.api_name: function.fn for function in page.fns.values()}
+    *_, answer = endpoints["ask"](image, "What is this?", max_new_tokens=2)
+    *_, rows = endpoints["compare"](image, "What is this?", "dense vtw", 2)
+    assert answer["answer"] is not None
+    assert [row["method"] for row in rows] == ["dense", "vtw"]
+    json.dumps([answer, rows])
+
+
+def test_elsewhere_functions_stay_as_they_are():
+    assert hosting.on_gpu(1, 64)(print) is print
