@@ -20,8 +20,8 @@ from ..collect import Swept, observe_routing, sweep
 from ..collect.exits import exit_layers, gate_exits
 from .chart import chart
 from .common import sentence
-from .guard import read_picture
 from .drawn import shown
+from .guard import read_picture
 
 CASES = Path(__file__).parents[2] / "analysis" / "results" / "cases.json"
 INTRO = """**Where does it break?** Ask up to three questions about one picture. The picture leaves after every layer \
