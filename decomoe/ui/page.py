@@ -60,7 +60,7 @@ def build(loaded: Loaded) -> gr.Blocks:  # noqa: PLR0915 (a layout)
     with GuardedBlocks(title="DecoMoE", analytics_enabled=False, delete_cache=(600, 3600)) as page:
         api.add(loaded)  # first, so that its names are free
         gr.Markdown(INTRO)
-        with gr.Row():
+        with gr.Tab("Ask"), gr.Row():
             with gr.Column(scale=2):
                 picture = gr.Image(type="filepath", label="Picture", sources=["upload", "clipboard"], height=300)
                 question = gr.Textbox(
