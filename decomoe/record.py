@@ -10,6 +10,8 @@ from .cache import LayoutCache
 from .experts import expert_order
 from .families import Parts
 from .flops import Dimensions, count, head_width
+from .methods.base import Routing
+from .prefix import routed_mass
 from .trace import GateReading, PerLayer, Tokens, Trace
 
 MODALITIES = ("visual", "text", "generated")
@@ -24,7 +26,8 @@ class Record:
         readings: per row, {candidate layer: p_exit}.
         lengths: tokens given to each row; empty until known, then every forward counts.
         limited: per forward, {layer: (3, B)}: experts kept, share of mass they cover, routes computed.
-        mass: per forward, {layer: {modality: (B, E)}}, by place in the model.
+        chosen: per forward, {layer: (tokens, k)}, the experts that were run, index E for none.
+        routed: per forward, {layer: Routing} until `mass` reduces it, so that a forward pays nothing for it.
     """
 
     def __init__(self, parts: Parts, cache: LayoutCache) -> None:
@@ -35,12 +38,16 @@ class Record:
         self.readings: list[dict[int, float]] = [{} for _ in range(rows)]
         self.lengths: list[int] = []
         self.limited: list[dict[int, Tensor]] = []
-        self.mass: list[dict[int, dict[str, Tensor]]] = []
+        self.chosen: list[dict[int, Tensor]] = []
+        self.routed: list[dict[int, Routing]] = []
+        self._reduced: list[dict[int, dict[str, Tensor]]] = []
 
     def new_step(self) -> None:
         """A forward starts."""
         self.limited.append({})
-        self.mass.append({})
+        self.chosen.append({})
+        self.routed.append({})
+        self._reduced.append({})
 
     def end_prefill(self) -> None:
         """The prefill is over; the cache may still be purged."""
@@ -50,17 +57,29 @@ class Record:
         """(L, B): prompt tokens that the cache holds in each layer."""
         return torch.stack([layout.valid.sum(1) for layout in self.cache.layouts])
 
-    def add_mass(self, layer: int, each: Tensor, decoding: bool) -> Tensor:
-        """Note (B, N, E) routed mass by modality; the result is (B, E), over all tokens that are not padding."""
-        layout, kinds = self.cache.layouts[layer], {}
-        if decoding:
-            kinds["generated"] = each.sum(1)
-        else:
-            for name, tokens in (("visual", self.cache.visual), ("text", self.cache.text)):
-                slots = (layout.of_prompt(tokens) & layout.valid).to(each.device)
-                kinds[name] = torch.where(slots.unsqueeze(-1), each, 0).sum(1)
-        self.mass[-1][layer] = kinds
-        return torch.stack(list(kinds.values())).sum(0)
+    @property
+    def mass(self) -> list[dict[int, dict[str, Tensor]]]:
+        """Per forward, {layer: {modality: (B, E)}}: routed mass by place in the model."""
+        for routed, reduced in zip(self.routed, self._reduced, strict=True):
+            for layer, state in routed.items():
+                kinds = {"visual": state.visual, "text": state.live & ~state.visual}
+                if state.decoding:
+                    kinds = {"generated": state.live}
+                reduced[layer] = {
+                    name: routed_mass(state.scores, state.indices, state.logits.shape[2], tokens)
+                    for name, tokens in kinds.items()
+                }
+            routed.clear()
+        return self._reduced
+
+    def used_experts(self) -> list[list[int]]:
+        """Per forward and layer, how many experts had at least one route; 0 at layers without experts."""
+        experts, layers = self.parts.config.num_experts, range(len(self.parts.layers))
+        used = []
+        for chosen in self.chosen:
+            found = {layer: indices.unique() for layer, indices in chosen.items()}
+            used.append([int((found[layer] < experts).sum()) if layer in found else 0 for layer in layers])
+        return used
 
     def trace(self, row: int) -> Trace:
         """What happened to one row, up to its end token.

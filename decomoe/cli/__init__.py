@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from PIL import Image
 
-from . import ask, calibrate, evaluate, match, serve
+from . import ask, bench, calibrate, evaluate, match, serve
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -36,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
     """All commands with their options."""
     top = argparse.ArgumentParser(prog="decomoe", description="See, and cut, the waste in a multimodal MoE.")
     subparsers = top.add_subparsers(required=True, metavar="COMMAND")
-    commands = {command: command.add(subparsers) for command in (ask, calibrate, evaluate, match, serve)}
+    commands = {command: command.add(subparsers) for command in (ask, bench, calibrate, evaluate, match, serve)}
     for command, options in commands.items():
         options.add_argument("--model", help="a folder or a Hub id; the mini model by default")
         if command is not calibrate:

@@ -117,7 +117,9 @@ class DecoMoEDecider(Decider):
         self.fixed = method.prefix
         if method.keep_ratio is not None:
             self.fixed = max(self.top_k, round(method.keep_ratio * self.experts))
-        self.rank = ranks(parts, self._orders(parts, calibration)) if method.rcep else None
+        self.rank: list[Tensor] | None = None  # per layer; each goes once to where its router is
+        if method.rcep:
+            self.rank = list(ranks(parts, self._orders(parts, calibration)))
         self.gate = calibration.gate if calibration and method.exit_after == "gate" else None
         if self.gate is not None and calibration is not None:
             self.candidates = self.gate.candidates
@@ -146,9 +148,9 @@ class DecoMoEDecider(Decider):
         limited = [self._limits(exit_after, state) for exit_after in state.exits]
         if self.rank is None or not any(limited):
             return None
-        rank = self.rank[state.layer].to(state.mass.device)
+        rank = self.rank[state.layer] = self.rank[state.layer].to(state.logits.device)
         if self.fixed is not None:
-            length = torch.full(state.mass.shape[:1], self.fixed, device=state.mass.device)
+            length = torch.full((len(limited),), self.fixed, device=rank.device)
         else:
             by_rank = torch.empty_like(state.mass).index_copy_(1, rank, state.mass)
             length = shortest_prefix(by_rank, self.p, self.top_k)
