@@ -235,7 +235,8 @@ def _breakdown(
     """Seconds by part; plain `generate` is broken down with an idle method attached."""
     with executor(model, variant.experts):
         found = profile(model, variant.method or Dense(), dict(inputs), calibration, tokens)
-    return {"prefill": found.prefill.parts, "decode": found.decode.parts if found.decode else None}
+    assert found.decode is not None
+    return {"prefill": found.prefill.parts, "decode": found.decode.parts}
 
 
 @torch.inference_mode()

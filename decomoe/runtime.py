@@ -16,8 +16,8 @@ from .families import Parts, parts_of
 from .layout import take
 from .methods import Method
 from .methods.base import Boundary, Decider, Routing, Watched
-from .prefix import drop, reroute, shares, skip
-from .record import Record
+from .prefix import drop, reroute, skip
+from .record import Limit, Record
 from .trace import Trace
 
 
@@ -210,26 +210,19 @@ class Session:
         prefix, routes = self.decider.prefix(state), self.decider.routes(state)
         if prefix is None and routes is None:
             return None
-        rows, experts, live = len(state.exits), logits.shape[-1], state.live
+        limit = Limit(state, prefix, routes)
         if prefix is not None:
-            length, inside = prefix.length, prefix.rank < prefix.length.unsqueeze(1)  # (B, E)
-            kept = state.mass.masked_fill(~inside, 0).sum(1)
-            per_token = inside if live.shape[1] == 1 else inside.repeat_interleave(live.shape[1], dim=0)
+            inside, tokens = limit.inside, len(logits) // len(state.exits)
+            per_token = inside if tokens == 1 else inside.repeat_interleave(tokens, dim=0)
             if prefix.reroute:
                 scores, indices = reroute(logits, per_token, indices.shape[1], self.parts.renormalizes, scores.dtype)
             else:
                 scores, indices = drop(scores, indices, per_token)
             setattr(indices, WHOLE_PREFIX, True)
         elif routes is not None:
-            stay = routes.stay & live.unsqueeze(-1)
-            kept = shares(state.scores).where(stay, 0).sum((1, 2))
-            length = kept.new_full((rows,), experts)
             stay, normalize = routes.stay.view_as(indices), routes.renormalize and self.parts.renormalizes
-            scores, indices = skip(scores, indices, stay, experts, normalize)
-        self.record.chosen[-1][layer] = indices
-        computed = ((indices < experts).view(state.indices.shape) & live.unsqueeze(-1)).sum((1, 2))
-        covered = kept / live.sum(1)  # a token puts a mass of 1
-        self.record.limited[-1][layer] = torch.stack([length.to(covered), covered, computed.to(covered)])
+            scores, indices = skip(scores, indices, stay, logits.shape[-1], normalize)
+        self.record.limits[-1][layer], self.record.chosen[-1][layer] = limit, indices
         return logits, scores, indices
 
     def end(self, module: nn.Module, args: tuple) -> tuple | None:
