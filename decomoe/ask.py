@@ -64,6 +64,7 @@ def load(
         )
     model, processor = load_model(source, device, dtype)
     parts = parts_of(model)
+    parts.text_model.set_experts_implementation("decomoe")
     folder = Path(calibration or Path(source) / "calibration")
     if calibration is None and not (folder / META).is_file():
         return Loaded(model, processor)

@@ -38,12 +38,25 @@ class LayoutCache(DynamicCache):
         self.prompt = attention_mask.shape[1]
         self.steps = 0
         self._masks: dict[int, Tensor | None] = {}
+        self._slots: dict[int, tuple[Layout | None, Tensor, Tensor]] = {}
 
     @property
     def text_after_image(self) -> Tensor:
         """(B, S) bool, the text behind the last visual token; all text if there is no picture."""
         still_to_come = self.visual.flip(1).cumsum(1).flip(1)
         return self.text & (still_to_come == 0)
+
+    def slots(self, layout: Layout | None, device: torch.device) -> tuple[Tensor, Tensor]:
+        """(B, N) bool each: the slots of `layout` that hold tokens, and visual ones. Gathered once a layout.
+
+        None stands for decode steps: one text token a row, also after a row's end, which is cut later.
+        """
+        if id(layout) not in self._slots:
+            live = self.text.new_ones(len(self.text), 1) if layout is None else layout.valid
+            visual = ~live if layout is None else live & layout.of_prompt(self.visual)
+            self._slots[id(layout)] = layout, live, visual  # holding the layout keeps its id its own
+        _, live, visual = self._slots[id(layout)]
+        return live.to(device), visual.to(device)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Tokens seen so far, whatever a layer still holds."""
@@ -124,6 +137,8 @@ class LayoutCache(DynamicCache):
         Layers with the same layout share it. None where the implementation needs none.
         """
         layout = self.layouts[layer]
+        if decoding and not layout.padded:
+            return None  # one token sees all
         if id(layout) not in self._masks:
             valid = None
             if layout.padded:

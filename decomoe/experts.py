@@ -1,11 +1,24 @@
-"""The exact permutation of a layer's experts, which makes an expert prefix a contiguous piece of memory."""
+"""How a layer's experts run, in which order they lie, and where their weights are.
+
+The executors are registered with transformers: `model.set_experts_implementation("decomoe")` chooses by device and
+size; "decomoe_loop" and "decomoe_all" are single ones, and transformers' own stay available. All compute the same
+function, read only experts that some token uses (but "decomoe_all"), and skip the sentinel, index E.
+"""
+
+from collections.abc import Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, ExpertsInterface
 
 from .families import Parts
 
 _ORDER = "_decomoe_order"  # on the model: the native expert in each place, (L, E)
+_HOST = "_decomoe_host"  # on an experts module: weights by name of the experts that lie in host memory
+_WEIGHTS = ("gate_up_proj", "down_proj")
+WHOLE_PREFIX = "_decomoe_prefix"  # on a router's indices: they are limited to a prefix
 
 
 def expert_order(parts: Parts) -> Tensor:
@@ -23,6 +36,8 @@ def permute_experts(parts: Parts, orders: Tensor) -> None:
     Raises:
         ValueError: weights are not in memory (`meta`), or the experts were permuted before.
     """
+    if any(hasattr(experts, _HOST) for experts in parts.experts):
+        raise ValueError("Some experts lie in host memory and can't be permuted; permute first.")
     if hasattr(parts.model, _ORDER):
         raise ValueError("The experts of this model are permuted already; load it again to use another order.")
     pairs = [(r, e, orders[i]) for i, (r, e) in enumerate(zip(parts.routers, parts.experts, strict=True)) if r and e]
@@ -38,3 +53,98 @@ def permute_experts(parts: Parts, orders: Tensor) -> None:
 def ranks(parts: Parts, orders: Tensor) -> Tensor:
     """(L, E): the rank, in the native-expert `orders` (L, E), of the expert in each place of the model."""
     return orders.argsort(1).gather(1, expert_order(parts))
+
+
+# --- executors: (experts module, hidden (N, d), indices (N, k), scores (N, k)) -> (N, d) ----------------------------
+
+
+def _run(experts: Any, expert: int, hidden: Tensor) -> Tensor:
+    """One expert on some tokens (M, d); from host memory if it lies there."""
+    weights, held = [getattr(experts, name) for name in _WEIGHTS], len(experts.gate_up_proj)
+    if expert >= held:
+        weights, expert = [getattr(experts, _HOST)[name] for name in _WEIGHTS], expert - held
+    gate_up, down = (weight[expert].to(hidden.device, non_blocking=True) for weight in weights)
+    return F.linear(experts._apply_gate(F.linear(hidden, gate_up)), down)
+
+
+def loop(experts: Any, hidden: Tensor, indices: Tensor, scores: Tensor) -> Tensor:
+    """One expert after the other, on its own tokens, with small buffers. One host sync."""
+    if len(hidden) == 1:
+        used = [(place, expert) for place, expert in enumerate(indices[0].tolist()) if expert < experts.num_experts]
+        if not used:
+            return torch.zeros_like(hidden)
+        weights = scores if len(used) == scores.shape[1] else scores[:, [place for place, _ in used]]
+        return weights @ torch.cat([_run(experts, expert, hidden) for _, expert in used])
+    routes, order = indices.flatten().sort()
+    tokens, weights = order // indices.shape[1], scores.flatten()[order].unsqueeze(1)
+    out, start = torch.zeros_like(hidden), 0
+    for expert, count in enumerate(torch.bincount(routes)[: experts.num_experts].tolist()):
+        if count:
+            own = slice(start, start := start + count)
+            result = _run(experts, expert, hidden[tokens[own]])
+            out.index_add_(0, tokens[own], result.mul_(weights[own]))
+    return out
+
+
+def all_experts(experts: Any, hidden: Tensor, indices: Tensor, scores: Tensor) -> Tensor:
+    """Every expert for every token, in batched products: the paper's accounting ("executed", its A.3), made real.
+
+    In a layer that is limited to a prefix, only the experts up to the last one in use, which are a view if the model
+    is permuted.
+    """
+    count = experts.num_experts
+    if getattr(indices, WHOLE_PREFIX, False):
+        count = int(indices.where(indices < count, -1).max()) + 1
+    gate_up, down = (getattr(experts, name)[:count].transpose(1, 2) for name in _WEIGHTS)
+    results = torch.bmm(experts._apply_gate(torch.bmm(hidden.expand(count, *hidden.shape), gate_up)), down)
+    weights = scores.new_zeros(len(hidden), experts.num_experts + 1).scatter_(1, indices, scores)
+    return torch.einsum("ne,end->nd", weights[:, :count], results)
+
+
+def automatic(experts: Any, hidden: Tensor, indices: Tensor, scores: Tensor) -> Tensor:
+    """The fastest that we know of: a loop for a single token on a CPU and where weights must be fetched, else
+    transformers' grouped GEMM (which on a CPU is a loop too, inside torch).
+    """
+    if hasattr(experts, _HOST) or (hidden.device.type == "cpu" and len(hidden) == 1):
+        return loop(experts, hidden, indices, scores)
+    return ALL_EXPERTS_FUNCTIONS["grouped_mm"](experts, hidden, indices, scores)
+
+
+for _name, _executor in (("decomoe", automatic), ("decomoe_loop", loop), ("decomoe_all", all_experts)):
+    ExpertsInterface.register(_name, _executor)
+
+
+# --- where weights are ------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def offload_suffix(parts: Parts, prefixes: Sequence[int | None]) -> None:
+    """Keep only the first experts of each layer on its device, and the others in host memory (pinned for a GPU).
+
+    An expert in host memory is fetched when a route needs it, each time anew. Sets the executor "decomoe"; the model
+    can't be saved afterwards. Permute first, so that the experts in demand come first.
+
+    Args:
+        prefixes: per layer, how many experts stay; None leaves a layer alone, which layers that run dense need.
+
+    Raises:
+        ValueError: a number does not fit, weights are elsewhere already, or there isn't one number per layer.
+    """
+    count = parts.config.num_experts
+    if len(prefixes) != len(parts.layers):
+        raise ValueError(f"Give one number for each of the {len(parts.layers)} layers, not {len(prefixes)}.")
+    chosen = [(e, n) for e, n in zip(parts.experts, prefixes, strict=True) if e is not None and n is not None]
+    for experts, kept in chosen:
+        if not 1 <= kept <= count:
+            raise ValueError(f"A layer keeps 1 to {count} experts on its device, not {kept}.")
+        if hasattr(experts, _HOST) or experts.gate_up_proj.is_meta:
+            raise ValueError("Some experts are offloaded already; load the model anew.")
+    for experts, kept in chosen:
+        host = {}
+        for name in _WEIGHTS:
+            weight = getattr(experts, name).data
+            suffix = torch.empty_like(weight[kept:], device="cpu", pin_memory=weight.is_cuda)
+            host[name] = suffix.copy_(weight[kept:])
+            setattr(experts, name, nn.Parameter(weight[:kept].clone(), requires_grad=False))
+        setattr(experts, _HOST, host)
+    parts.text_model.set_experts_implementation("decomoe")

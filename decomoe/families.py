@@ -103,7 +103,7 @@ class Parts:
     model: Any  # a PreTrainedModel that generates
     family: Family
 
-    @property
+    @cached_property
     def config(self) -> PretrainedConfig:
         """The text configuration."""
         return self.model.config.get_text_config()
@@ -146,7 +146,7 @@ class Parts:
         ids = (getattr(self.model.config, name, None) for name in ("image_token_id", "video_token_id"))
         return [token for token in ids if token is not None]
 
-    @property
+    @cached_property
     def renormalizes(self) -> bool:
         """Whether top-k weights are renormalised: always in Qwen3-VL-MoE, a setting in Qwen3-MoE."""
         return getattr(self.config, "norm_topk_prob", True)

@@ -4,15 +4,21 @@ import torch
 from torch import Tensor
 
 
-def routed_mass(scores: Tensor, indices: Tensor, num_experts: int) -> Tensor:
-    """The routed mass of every token on every expert, (tokens, E) float64.
+def shares(scores: Tensor) -> Tensor:
+    """A token's routed mass on each of its routes: its weights (..., k), summing to one, in float64."""
+    weights = scores.double()
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def routed_mass(scores: Tensor, indices: Tensor, num_experts: int, tokens: Tensor) -> Tensor:
+    """The routed mass of some of each row's tokens on every expert, (B, E) float64. A token puts 1 on its top-k.
 
     Args:
-        scores, indices: (tokens, k), the router's top-k weights and experts. Weights are renormalised to sum to one.
+        scores, indices: (B, N, k), the router's top-k weights and experts.
+        tokens: (B, N) bool, those that count.
     """
-    weights = scores.double()
-    weights = weights / weights.sum(-1, keepdim=True)
-    return weights.new_zeros(len(scores), num_experts).scatter_(1, indices, weights)
+    mass = shares(scores).masked_fill_(~tokens.unsqueeze(-1), 0)
+    return mass.new_zeros(len(mass), num_experts).scatter_add_(1, indices.flatten(1), mass.flatten(1))
 
 
 def shortest_prefix(mass: Tensor, share: float, top_k: int) -> Tensor:

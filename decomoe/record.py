@@ -1,6 +1,8 @@
 """What the hooks note down while one batch of questions runs, and the trace of each row that comes of it."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -10,9 +12,39 @@ from .cache import LayoutCache
 from .experts import expert_order
 from .families import Parts
 from .flops import Dimensions, count, head_width
+from .methods.base import Prefix, Routes, Routing
+from .prefix import routed_mass, shares
 from .trace import GateReading, PerLayer, Tokens, Trace
 
 MODALITIES = ("visual", "text", "generated")
+
+
+@dataclass(eq=False)
+class Limit:
+    """How one invocation of a router was limited: to a prefix, or to some routes."""
+
+    state: Routing
+    prefix: Prefix | None
+    routes: Routes | None
+
+    @cached_property
+    def inside(self) -> Tensor:
+        """(B, E) bool, the experts of the prefix, by place."""
+        assert self.prefix is not None
+        return self.prefix.rank < self.prefix.length.unsqueeze(1)
+
+    def summary(self, chosen: Tensor) -> Tensor:
+        """(3, B) float64: experts kept, share of mass they cover, and routes computed, of those `chosen` (B * N, k)."""
+        state, experts, live = self.state, self.state.logits.shape[2], self.state.live
+        if self.prefix is not None:
+            length, kept = self.prefix.length, state.mass.masked_fill(~self.inside, 0).sum(1)
+        elif self.routes is not None:
+            stay = self.routes.stay & live.unsqueeze(-1)
+            kept = shares(state.scores).where(stay, 0).sum((1, 2))
+            length = kept.new_full((len(kept),), experts)
+        computed = ((chosen < experts).view(state.indices.shape) & live.unsqueeze(-1)).sum((1, 2))
+        covered = kept / live.sum(1)  # a token puts a mass of 1
+        return torch.stack([length.to(covered), covered, computed.to(covered)])
 
 
 class Record:
@@ -23,8 +55,9 @@ class Record:
         exits: per row, the layer after which its visual block left, None if it has not.
         readings: per row, {candidate layer: p_exit}.
         lengths: tokens given to each row; empty until known, then every forward counts.
-        limited: per forward, {layer: (3, B)}: experts kept, share of mass they cover, routes computed.
-        mass: per forward, {layer: {modality: (B, E)}}, by place in the model.
+        limits: per forward, {layer: Limit} until `limited` reduces them.
+        chosen: per forward, {layer: (tokens, k)}, the experts that were run, index E for none.
+        routed: per forward, {layer: Routing} until `mass` reduces it, so that a forward pays nothing for it.
     """
 
     def __init__(self, parts: Parts, cache: LayoutCache) -> None:
@@ -34,13 +67,19 @@ class Record:
         self.exits: list[int | None] = [None] * rows
         self.readings: list[dict[int, float]] = [{} for _ in range(rows)]
         self.lengths: list[int] = []
-        self.limited: list[dict[int, Tensor]] = []
-        self.mass: list[dict[int, dict[str, Tensor]]] = []
+        self.limits: list[dict[int, Limit]] = []
+        self._limited: list[dict[int, Tensor]] = []
+        self.chosen: list[dict[int, Tensor]] = []
+        self.routed: list[dict[int, Routing]] = []
+        self._reduced: list[dict[int, dict[str, Tensor]]] = []
 
     def new_step(self) -> None:
         """A forward starts."""
-        self.limited.append({})
-        self.mass.append({})
+        self.limits.append({})
+        self._limited.append({})
+        self.chosen.append({})
+        self.routed.append({})
+        self._reduced.append({})
 
     def end_prefill(self) -> None:
         """The prefill is over; the cache may still be purged."""
@@ -50,17 +89,38 @@ class Record:
         """(L, B): prompt tokens that the cache holds in each layer."""
         return torch.stack([layout.valid.sum(1) for layout in self.cache.layouts])
 
-    def add_mass(self, layer: int, each: Tensor, decoding: bool) -> Tensor:
-        """Note (B, N, E) routed mass by modality; the result is (B, E), over all tokens that are not padding."""
-        layout, kinds = self.cache.layouts[layer], {}
-        if decoding:
-            kinds["generated"] = each.sum(1)
-        else:
-            for name, tokens in (("visual", self.cache.visual), ("text", self.cache.text)):
-                slots = (layout.of_prompt(tokens) & layout.valid).to(each.device)
-                kinds[name] = torch.where(slots.unsqueeze(-1), each, 0).sum(1)
-        self.mass[-1][layer] = kinds
-        return torch.stack(list(kinds.values())).sum(0)
+    @property
+    def limited(self) -> list[dict[int, Tensor]]:
+        """Per forward, {layer: (3, B)}: experts kept, share of mass they cover, routes computed."""
+        for limits, chosen, reduced in zip(self.limits, self.chosen, self._limited, strict=True):
+            for layer, limit in limits.items():
+                reduced[layer] = limit.summary(chosen[layer])
+            limits.clear()
+        return self._limited
+
+    @property
+    def mass(self) -> list[dict[int, dict[str, Tensor]]]:
+        """Per forward, {layer: {modality: (B, E)}}: routed mass by place in the model."""
+        for routed, reduced in zip(self.routed, self._reduced, strict=True):
+            for layer, state in routed.items():
+                kinds = {"visual": state.visual, "text": state.live & ~state.visual}
+                if state.decoding:
+                    kinds = {"generated": state.live}
+                reduced[layer] = {
+                    name: routed_mass(state.scores, state.indices, state.logits.shape[2], tokens)
+                    for name, tokens in kinds.items()
+                }
+            routed.clear()
+        return self._reduced
+
+    def used_experts(self) -> list[list[int]]:
+        """Per forward and layer, how many experts had at least one route; 0 at layers without experts."""
+        experts, layers = self.parts.config.num_experts, range(len(self.parts.layers))
+        used = []
+        for chosen in self.chosen:
+            found = {layer: indices.unique() for layer, indices in chosen.items()}
+            used.append([int((found[layer] < experts).sum()) if layer in found else 0 for layer in layers])
+        return used
 
     def trace(self, row: int) -> Trace:
         """What happened to one row, up to its end token.
@@ -68,12 +128,12 @@ class Record:
         Method, gate and question are the caller's to fill in; FLOPs wait for the gate.
         """
         config, cache = self.parts.config, self.cache
-        generated = self.lengths[row] if self.lengths else len(self.limited)
+        generated = self.lengths[row] if self.lengths else len(self.chosen)
         visual, text = int(cache.visual[row].sum()), int(cache.text[row].sum())
         live, cached = self.live[:, row].tolist(), self._counts()[:, row].tolist()
         steps = max(0, generated - 1)
         entry = 2 * config.num_key_value_heads * head_width(config) * cache.element_size()
-        prefix, coverage, routes = self._limited(row, generated, live)
+        prefix, coverage, routes = self._tables(row, generated, live)
         return Trace(
             method="",
             settings={},
@@ -107,11 +167,12 @@ class Record:
         has_experts = [router is not None for router in self.parts.routers]
         trace.flops = count(trace, Dimensions.of(self.parts.config, has_experts), gate_width)
 
-    def _limited(self, row: int, generated: int, live: list[int]) -> tuple[PerLayer, PerLayer, PerLayer]:
+    def _tables(self, row: int, generated: int, live: list[int]) -> tuple[PerLayer, PerLayer, PerLayer]:
         """Experts kept, mass covered and routes computed; None (or all routes) where nothing was cut."""
         top_k, experts = self.parts.config.num_experts_per_tok, self.parts.config.num_experts
         tables: tuple[list[list[Any]], ...] = ([], [], [])
-        for number, step in enumerate(self.limited[:generated]):
+        limited = self.limited
+        for number, step in enumerate(limited[:generated]):
             for table in tables:
                 table.append([])
             for layer, tokens in enumerate(live):
@@ -131,9 +192,10 @@ class Record:
         """Routed mass of a row by modality, [layer][native expert]; None at layers without experts."""
         order = expert_order(self.parts)
         total: dict[str, list[list[float] | None]] = {name: [None] * len(order) for name in MODALITIES}
+        masses = self.mass[:generated]
         for name in MODALITIES:
-            for layer in self.mass[0]:
-                steps = [step[layer][name][row] for step in self.mass[:generated] if name in step[layer]]
+            for layer in masses[0]:
+                steps = [step[layer][name][row] for step in masses if name in step[layer]]
                 places = torch.stack(steps).sum(0).cpu() if steps else torch.zeros(order.shape[1])
                 total[name][layer] = places[order[layer].argsort()].tolist()
         return total

@@ -11,12 +11,13 @@ from torch import Tensor, nn
 
 from .cache import LayoutCache, blocks
 from .calibration import Calibration
+from .experts import WHOLE_PREFIX
 from .families import Parts, parts_of
 from .layout import take
 from .methods import Method
 from .methods.base import Boundary, Decider, Routing, Watched
-from .prefix import drop, reroute, routed_mass, skip
-from .record import Record
+from .prefix import drop, reroute, skip
+from .record import Limit, Record
 from .trace import Trace
 
 
@@ -200,33 +201,28 @@ class Session:
     def route(self, layer: int, module: nn.Module, args: tuple, output: tuple[Tensor, Tensor, Tensor]) -> tuple | None:
         """Hook of a router: record its mass, then limit it to the prefix or the routes that the method leaves."""
         logits, scores, indices = output
-        rows, experts = len(self.record.exits), logits.shape[-1]
-        each = routed_mass(scores, indices, experts).view(rows, -1, experts)
-        mass = self.record.add_mass(layer, each, self.decoding)
+        layout = None if self.decoding else self.cache.layouts[layer]
+        slots = partial(self.cache.slots, layout, logits.device)
+        state = Routing(layer, self.decoding, self.record.exits, output, slots)
         if layer in self.watched:
-            self.watched[layer].logits = logits.view(each.shape)
-        live, visual = self._live(layer, each)
-        weights, rated = scores.view(rows, live.shape[1], -1), logits.view(each.shape)
-        state = Routing(layer, self.decoding, mass, self.record.exits, weights, visual, rated)
+            self.watched[layer].logits = state.logits
+        self.record.routed[-1][layer], self.record.chosen[-1][layer] = state, indices
         prefix, routes = self.decider.prefix(state), self.decider.routes(state)
+        if prefix is None and routes is None:
+            return None
+        limit = Limit(state, prefix, routes)
         if prefix is not None:
-            length, inside = prefix.length, prefix.rank < prefix.length.unsqueeze(1)  # (B, E)
-            kept = torch.where(inside, mass, 0).sum(1)
-            per_token = inside.repeat_interleave(each.shape[1], dim=0)
+            inside, tokens = limit.inside, len(logits) // len(state.exits)
+            per_token = inside if tokens == 1 else inside.repeat_interleave(tokens, dim=0)
             if prefix.reroute:
                 scores, indices = reroute(logits, per_token, indices.shape[1], self.parts.renormalizes, scores.dtype)
             else:
                 scores, indices = drop(scores, indices, per_token)
+            setattr(indices, WHOLE_PREFIX, True)
         elif routes is not None:
-            stay = routes.stay & live.unsqueeze(-1)
-            kept = each.gather(2, indices.view(stay.shape)).where(stay, 0).sum((1, 2))
-            length = torch.full((rows,), experts)
             stay, normalize = routes.stay.view_as(indices), routes.renormalize and self.parts.renormalizes
-            scores, indices = skip(scores, indices, stay, experts, normalize)
-        else:
-            return None
-        computed = ((indices < experts).view(rows, live.shape[1], -1) & live.unsqueeze(-1)).sum((1, 2))
-        self.record.limited[-1][layer] = torch.stack([length.to(mass), kept / mass.sum(1), computed.to(mass)])
+            scores, indices = skip(scores, indices, stay, logits.shape[-1], normalize)
+        self.record.limits[-1][layer], self.record.chosen[-1][layer] = limit, indices
         return logits, scores, indices
 
     def end(self, module: nn.Module, args: tuple) -> tuple | None:
@@ -281,15 +277,6 @@ class Session:
         hidden, live = hidden.clone(), live.to(hidden.device)
         hidden[live] += self.deepstack[layer].to(hidden)[number.to(hidden.device)]
         return hidden
-
-    def _live(self, layer: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, N) bool each, where `like` is: the slots of this forward that hold tokens, and visual ones."""
-        if self.decoding:
-            live = torch.ones(like.shape[:2], dtype=torch.bool, device=like.device)
-            return live, ~live
-        layout = self.cache.layouts[layer]
-        live = layout.valid.to(like.device)
-        return live, live & layout.of_prompt(self.cache.visual).to(like.device)
 
     def _rotary(self, layer: int, full: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """The rotary angles of the live tokens at their original positions; gathered once a layout."""

@@ -17,7 +17,7 @@ from decomoe.methods import DecoMoE, Dense
 from decomoe.runtime import attach
 
 TOKENS = 4
-IMPLEMENTATIONS = ("eager", "grouped_mm", "batched_mm")
+IMPLEMENTATIONS = ("eager", "grouped_mm", "batched_mm", "decomoe")
 
 
 def generate(call, inputs, tokens=TOKENS):

@@ -38,7 +38,12 @@ def test_shortest_prefix_by_hand():
 def test_routed_mass_and_routing_by_hand():
     logits = torch.tensor([[4.0, 3, 2, 1]]).log()  # softmax: 0.4 0.3 0.2 0.1
     scores, indices = torch.tensor([[0.4, 0.3]]), torch.tensor([[0, 1]])
-    assert routed_mass(scores, indices, 4).tolist() == [[pytest.approx(4 / 7), pytest.approx(3 / 7), 0, 0]]
+    two = torch.stack([torch.tensor([0.4, 0.3]), torch.tensor([0.6, 0.2])])[None]
+    routes, both = torch.tensor([[[0, 1], [1, 3]]]), torch.tensor([[True, True]])
+    assert routed_mass(two, routes, 4, both).tolist() == [[*map(pytest.approx, (4 / 7, 3 / 7 + 0.75, 0, 0.25))]]
+    assert routed_mass(two, routes, 4, torch.tensor([[False, True]])).tolist() == [
+        [0, pytest.approx(0.75), 0, pytest.approx(0.25)]
+    ]
     inside = torch.tensor([[False, True, False, True]])
     new_scores, new_indices = reroute(logits, inside, 2)
     assert new_indices.tolist() == [[1, 3]]

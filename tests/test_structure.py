@@ -21,6 +21,8 @@ FLOORS = {
     "runtime": 3,
     "ask": 4,
     "latency": 4,
+    "shapes": 4,
+    "bench": 5,
     "__init__": 5,
     "benchmarks": 5,
     "calibrate": 5,

@@ -1,7 +1,7 @@
 """What forced exits do to a batch of questions, all replayed from one dense prefill."""
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -76,15 +76,12 @@ class _SharesDecider(Decider):
         return self.blocks[0].cut(state)
 
     def prefix(self, state: Routing) -> Prefix | None:
-        rows = len(state.mass) // len(self.blocks)
-        prefixes = [
-            block.prefix(replace(state, mass=mass, exits=state.exits[number * rows :][:rows]))
-            for number, (block, mass) in enumerate(zip(self.blocks, state.mass.split(rows), strict=True))
-        ]
+        parts = state.split(len(self.blocks))
+        prefixes = [block.prefix(part) for block, part in zip(self.blocks, parts, strict=True)]
         some = next((prefix for prefix in prefixes if prefix is not None), None)
         if some is None:
             return None
-        everything = torch.full_like(some.length, state.mass.shape[1])
+        everything = torch.full_like(some.length, state.logits.shape[2])
         lengths = [everything if prefix is None else prefix.length for prefix in prefixes]
         return Prefix(torch.cat(lengths), some.rank, some.reroute)
 

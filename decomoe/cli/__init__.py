@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from PIL import Image
 
-from . import ask, calibrate, cases, collect, evaluate, figures, match, serve
+from . import ask, bench, calibrate, cases, collect, evaluate, figures, match, serve
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -36,7 +36,8 @@ def parser() -> argparse.ArgumentParser:
     """All commands with their options."""
     top = argparse.ArgumentParser(prog="decomoe", description="See, and cut, the waste in a multimodal MoE.")
     subparsers = top.add_subparsers(required=True, metavar="COMMAND")
-    commands = {command: command.add(subparsers) for command in (ask, calibrate, evaluate, collect, match, serve)}
+    with_model = (ask, bench, calibrate, evaluate, collect, match, serve)
+    commands = {command: command.add(subparsers) for command in with_model}
     for without_model in (cases, figures):
         without_model.add(subparsers)
     for command, options in commands.items():

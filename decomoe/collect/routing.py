@@ -12,7 +12,7 @@ from ..evaluate.run import Batch
 from ..families import Parts, parts_of
 from ..methods import Method
 from ..methods.base import Boundary, Cut, Decider, Prefix, Routing
-from ..prefix import routed_mass
+from ..prefix import shares
 from ..runtime import attach
 
 MAPPED = 1  # questions of a benchmark, the first, whose lines keep a map token by token
@@ -41,7 +41,7 @@ class Routed:
     def mass(self, layer: int) -> Tensor:
         """(N, E) float64: routed mass, each token's top-k weights renormalised to one."""
         scores, indices = self.before[layer].topk(self.top_k, dim=1)
-        return routed_mass(scores, indices, self.before[layer].shape[1])
+        return torch.zeros_like(self.before[layer], dtype=torch.double).scatter_(1, indices, shares(scores))
 
 
 @dataclass(frozen=True)

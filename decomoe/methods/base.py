@@ -1,7 +1,8 @@
 """What a method is: a small frozen dataclass that decides which tokens and which experts stay. `runtime` acts on it."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import torch
@@ -12,6 +13,7 @@ from ..calibration import Calibration
 from ..families import Parts
 from ..gate import Gate
 from ..layout import take
+from ..prefix import routed_mass
 
 
 @dataclass
@@ -120,25 +122,75 @@ class Cut:
     hidden: Tensor | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Routing:
-    """One router's output for one invocation, and how to limit it.
+    """One router's output for one invocation, and how to limit it. Made for every layer and step: nothing is computed
+    before somebody asks.
 
     Attributes:
         layer: the layer. decoding: whether this is a decode step.
-        mass: (B, E) float64, routed mass of each row's tokens, by place in the model.
         exits: per row, the layer after which its visual block left, None if it has not.
-        scores: (B, N, k), weights of the routes, falling. visual: (B, N) bool, whose tokens are visual.
-        logits: (B, N, E), what the weights come from, by place.
+        output: the router's logits (B * N, E), by place in the model; and weights and experts of the routes,
+            (B * N, k), weights falling.
+        slots: gives (B, N) bool each, the slots that hold tokens, and visual ones.
     """
 
     layer: int
     decoding: bool
-    mass: Tensor
     exits: Sequence[int | None]
-    scores: Tensor
-    visual: Tensor
-    logits: Tensor
+    output: tuple[Tensor, Tensor, Tensor]
+    slots: Callable[[], tuple[Tensor, Tensor]]
+
+    @cached_property
+    def live(self) -> Tensor:
+        """(B, N) bool, the slots that hold tokens."""
+        return self.slots()[0]
+
+    @cached_property
+    def visual(self) -> Tensor:
+        """(B, N) bool, whose tokens are visual."""
+        return self.slots()[1]
+
+    def _by_row(self, values: Tensor) -> Tensor:
+        return values.view(len(self.exits), -1, values.shape[1])
+
+    @cached_property
+    def logits(self) -> Tensor:
+        """(B, N, E), what the router says of each expert, by place in the model."""
+        return self._by_row(self.output[0])
+
+    @cached_property
+    def scores(self) -> Tensor:
+        """(B, N, k), weights of the routes, falling."""
+        return self._by_row(self.output[1])
+
+    @cached_property
+    def indices(self) -> Tensor:
+        """(B, N, k), experts of the routes, by place in the model."""
+        return self._by_row(self.output[2])
+
+    @cached_property
+    def mass(self) -> Tensor:
+        """(B, E) float64, routed mass of each row's tokens, by place in the model."""
+        return routed_mass(self.scores, self.indices, self.logits.shape[2], self.live)
+
+    def split(self, blocks: int) -> "list[Routing]":
+        """So many of them, each with an equal block of the rows."""
+        rows = len(self.exits) // blocks
+        outputs = zip(*(values.chunk(blocks) for values in self.output), strict=True)
+        return [
+            Routing(
+                self.layer,
+                self.decoding,
+                self.exits[number * rows :][:rows],
+                (logits, scores, indices),
+                partial(self._rows, slice(number * rows, (number + 1) * rows)),
+            )
+            for number, (logits, scores, indices) in enumerate(outputs)
+        ]
+
+    def _rows(self, rows: slice) -> tuple[Tensor, Tensor]:
+        return self.live[rows], self.visual[rows]
 
 
 @dataclass(frozen=True)

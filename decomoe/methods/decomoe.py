@@ -119,7 +119,10 @@ class DecoMoEDecider(Decider):
         self.fixed = method.prefix
         if method.keep_ratio is not None:
             self.fixed = max(self.top_k, round(method.keep_ratio * self.experts))
-        self.rank = ranks(parts, self._orders(parts, calibration)) if method.rcep else None
+        self.rank: list[Tensor] | None = None  # per layer; each goes once to where its router is
+        if method.rcep:
+            self.rank = list(ranks(parts, self._orders(parts, calibration)))
+            self.in_order = all(torch.equal(rank, torch.arange(self.experts)) for rank in self.rank)
         self.gate = calibration.gate if calibration and method.exit_after == "gate" else None
         if self.gate is not None and calibration is not None:
             self.candidates = self.gate.candidates
@@ -145,15 +148,19 @@ class DecoMoEDecider(Decider):
         return state.without_visual(state.ask(self.gate, features) >= self.theta)
 
     def prefix(self, state: Routing) -> Prefix | None:
-        limited = [self._limits(exit_after, state) for exit_after in state.exits]
-        if self.rank is None or not any(limited):
+        if self.rank is None:
             return None
-        rank = self.rank[state.layer].to(state.mass.device)
+        limited = [self._limits(exit_after, state) for exit_after in state.exits]
+        if not any(limited):
+            return None
+        rank = self.rank[state.layer] = self.rank[state.layer].to(state.logits.device)
         if self.fixed is not None:
-            length = torch.full(state.mass.shape[:1], self.fixed, device=state.mass.device)
+            length = torch.full((len(limited),), self.fixed, device=rank.device)
         else:
-            by_rank = torch.empty_like(state.mass).index_copy_(1, rank, state.mass)
-            length = shortest_prefix(by_rank, self.p, self.top_k)
+            mass = state.mass
+            if not self.in_order:
+                mass = torch.empty_like(mass).index_copy_(1, rank, mass)
+            length = shortest_prefix(mass, self.p, self.top_k)
         if not all(limited):
             length = length.where(torch.tensor(limited, device=length.device), self.experts)
         return Prefix(length, rank, self.method.outside == "reroute")

@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# All that a GPU can show, in under ten minutes on one H200: correctness in slices, then dense against all methods at
+# 300, 1000 and 4000 visual tokens. Every part prints Markdown and a line of JSON; all goes to OUT too.
+# Smaller, on any machine: SHAPE=tiny LAYERS=8 VISUAL="16 36" ROUNDS=1 TOKENS=2 benchmarks/gpu.sh
+set -euo pipefail
+cd "$(dirname "$0")/.."
+shape=${SHAPE:-qwen3-vl-30b-a3b} layers=${LAYERS:-48} visual=${VISUAL:-300 1000 4000}
+rounds=${ROUNDS:-5} tokens=${TOKENS:-16} out=${OUT:-gpu-bench.md} python=${PYTHON:-.venv/bin/python}
+slice=$((layers < 6 ? layers : 6))
+exit=$((layers * 28 / 48)) deep=$((slice / 2)) experts=${PREFIX:-35}
+[ "$shape" = tiny ] && experts=${PREFIX:-6}
+bench() { echo "\`decomoe bench --shape $shape $*\`"; echo; "$python" -m decomoe bench --shape "$shape" "$@"; echo; }
+
+{
+  echo "## Correct against fp32, $slice layers"
+  for dtype in float32 bfloat16; do
+    bench --check --layers "$slice" --dtype "$dtype" --visual 64 --methods \
+      "decomoe:exit_after=$deep,rcep=no" "decomoe:exit_after=$deep,prefix=$experts" \
+      "decomoe:exit_after=$deep,prefix=$experts@decomoe_loop" "decomoe:exit_after=$deep,prefix=$experts@decomoe_all"
+  done
+  for count in $visual; do
+    echo "## $count visual tokens"
+    bench --layers "$layers" --visual "$count" --text 80 --rounds "$rounds" --new-tokens "$tokens" --skew "${SKEW:-1}" \
+      --methods dense off "decomoe:exit_after=$exit,rcep=no" "decomoe:exit_after=$exit,prefix=$experts" \
+      "decomoe:exit_after=$exit,prefix=$experts,outside=drop" "decomoe:exit_after=$exit,p=0.7" \
+      fastv sparsevlm fastmmoe vtw modes:tau_text=0.001,tau_visual=0.001
+  done
+} | tee "$out"

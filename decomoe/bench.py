@@ -1,0 +1,302 @@
+"""Time, memory, bytes and FLOPs of methods, each as a ratio to the dense model's in the same run.
+
+Every round runs every method once, one after the other, so that a disturbance of the machine hits all alike; ratios are
+taken inside a round. The first round is thrown away. Medians are reported, with the quartiles beside them.
+"""
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import StoppingCriteria
+
+from .calibration import Calibration
+from .families import Parts, parts_of
+from .flops import Dimensions, head_width
+from .latency import profile
+from .methods import Dense, Method
+from .record import Record
+from .runtime import Session, attach
+from .trace import Trace
+
+Row = dict[str, Any]
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What to measure. `method` None is plain `generate`, without any of our hooks; `experts` is the executor."""
+
+    method: Method | None
+    experts: str
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What this machine can do, measured: FLOP/s of a matrix product, and bytes/s read from memory."""
+
+    flops: float
+    bandwidth: float
+
+
+class _Clock(StoppingCriteria):
+    """Notes when each token is there."""
+
+    def __init__(self, device: torch.device, clock: Clock) -> None:
+        self.device, self.clock, self.times = device, clock, [now(device, clock)]
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        self.times.append(now(self.device, self.clock))
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+
+
+def now(device: torch.device, clock: Clock = time.perf_counter) -> float:
+    """Seconds, once the device has done all it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return clock()
+
+
+@contextmanager
+def executor(model: Any, name: str) -> Iterator[None]:
+    """Experts run under this implementation inside the `with`."""
+    parts = parts_of(model)
+    before = parts.config._experts_implementation
+    parts.text_model.set_experts_implementation(name)
+    try:
+        yield
+    finally:
+        parts.text_model.set_experts_implementation(before)
+
+
+@contextmanager
+def _attached(model: Any, variant: Variant, calibration: Calibration | None) -> Iterator[Session | None]:
+    """The variant at work inside the `with`; None for plain `generate`."""
+    with executor(model, variant.experts):
+        if variant.method is None:
+            yield None
+            return
+        with attach(model, variant.method, calibration) as session:
+            yield session
+
+
+def _generate(
+    model: Any, session: Session | None, inputs: Mapping[str, Any], tokens: int, clock: Clock = time.perf_counter
+) -> list[float]:
+    """Seconds from the call to each token."""
+    options = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False}
+    watch = _Clock(model.device, clock)
+    with torch.inference_mode():
+        if session is None:
+            model.generate(**inputs, stopping_criteria=[watch], **options)
+        else:
+            session.generate(dict(inputs), stopping_criteria=[watch], **options)
+    return [moment - watch.times[0] for moment in watch.times[1:]]
+
+
+def measure(
+    model: Any,
+    variants: Mapping[str, Variant],
+    prompts: Sequence[Mapping[str, Any]],
+    calibration: Calibration | None = None,
+    tokens: int = 16,
+    rounds: int = 10,
+    breakdown: bool = False,
+    clock: Clock = time.perf_counter,
+) -> list[Row]:
+    """A row for each of `variants`; the first is the one that the others are compared with.
+
+    Args:
+        prompts: of one or several questions each, as the processor makes them; rounds take them in turns.
+        tokens: to decode, exactly so many; TPOT needs 2. rounds: that count.
+        breakdown: also say where the time goes, in a pass of its own.
+        clock: `time.process_time` counts CPU seconds, which others on the machine disturb less.
+
+    Raises:
+        ValueError: a method does not fit the model.
+    """
+    if rounds < 1 or tokens < 2:
+        raise ValueError(f"At least 1 round of at least 2 tokens, not {rounds} of {tokens}.")
+    times: dict[str, list[list[float]]] = {name: [] for name in variants}
+    for number in range(rounds + 1):
+        for name, variant in variants.items():
+            with _attached(model, variant, calibration) as session:
+                seconds = _generate(model, session, prompts[number % len(prompts)], tokens, clock)
+            if number:
+                times[name].append(seconds)
+    machine, rows, first = measure_machine(model.device, model.dtype, clock), [], next(iter(variants))
+    for name, variant in variants.items():
+        ttft, tpot = _ttft(times[name]), _tpot(times[name])
+        row: Row = {"method": name, "experts": variant.experts}
+        row |= _spread("ttft", ttft, _ttft(times[first])) | _spread("tpot", tpot, _tpot(times[first]))
+        with _attached(model, variant, calibration) as session, peak_memory(model.device) as peak:
+            _generate(model, session, prompts[0], tokens)
+        row["peak_bytes"] = peak.get("bytes")
+        row |= _mean([_work(model, variant, calibration, inputs, tokens) for inputs in prompts])
+        for phase in ("prefill", "decode"):
+            floor = max(row[f"{phase}_flops"] / machine.flops, row[f"{phase}_bytes"] / machine.bandwidth)
+            measured = row["ttft_s" if phase == "prefill" else "tpot_s"]
+            row |= {f"{phase}_floor_s": floor, f"{phase}_achieved": floor / measured}
+        if breakdown:
+            row["breakdown"] = _breakdown(model, variant, calibration, prompts[0], tokens)
+        rows.append(row)
+    for row in rows:
+        for figure in ("peak_bytes", "prefill_flops", "decode_flops", "prefill_bytes", "decode_bytes", "kv_bytes"):
+            if row[figure] and rows[0][figure]:
+                row[f"{figure}_ratio"] = row[figure] / rows[0][figure]
+    return rows
+
+
+def _mean(works: Sequence[Row]) -> Row:
+    """Means over prompts; exits are listed."""
+    mean = {name: statistics.mean(work[name] for work in works) for name in works[0] if name != "exit_after"}
+    return mean | {"exit_after": [layer for work in works for layer in work["exit_after"]]}
+
+
+def _ttft(times: Sequence[Sequence[float]]) -> list[float]:
+    return [seconds[0] for seconds in times]
+
+
+def _tpot(times: Sequence[Sequence[float]]) -> list[float]:
+    return [(seconds[-1] - seconds[0]) / (len(seconds) - 1) for seconds in times]
+
+
+def _spread(name: str, values: Sequence[float], against: Sequence[float]) -> Row:
+    """Median of `values` in seconds; median and quartiles of their ratio to `against`, round by round."""
+    ratios = [value / other for value, other in zip(values, against, strict=True)]
+    low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
+    return {
+        f"{name}_s": statistics.median(values),
+        f"{name}_ratio": middle,
+        f"{name}_ratio_low": low,
+        f"{name}_ratio_high": high,
+    }
+
+
+# --- what was done ----------------------------------------------------------------------------------------------------
+
+
+def _work(model: Any, variant: Variant, calibration: Calibration | None, inputs: Mapping[str, Any], tokens: int) -> Row:
+    """FLOPs and bytes of one prefill and one decode step over the whole batch, in the decoder and LM head.
+
+    From the traces of runs of their own. FLOPs are sparse ones, what a grouped GEMM computes. Bytes: each weight once
+    that a forward needs, of experts those with a route, and the keys and values that it reads or writes.
+    """
+    flops = []
+    with executor(model, variant.experts), attach(model, variant.method or Dense(), calibration) as session:
+        for length in (1, tokens):
+            _generate(model, session, inputs, length)
+            traces = session.traces()
+            flops.append(sum(trace.flops.sparse for trace in traces))
+    parts, size = session.parts, model.dtype.itemsize
+    head = 2 * parts.config.hidden_size * parts.config.vocab_size * len(traces)
+    read = bytes_read(parts, session.record, traces)
+    return {
+        "prefill_flops": flops[0] + head,
+        "decode_flops": (flops[1] - flops[0]) / (tokens - 1) + head,
+        "prefill_bytes": read[0] * size,
+        "decode_bytes": sum(read[1:]) / (tokens - 1) * size,
+        "kv_bytes": sum(trace.kv_bytes for trace in traces),
+        "exit_after": [trace.exit_after for trace in traces],
+        "mean_prefix": statistics.mean(trace.mean_prefix for trace in traces),
+        "visual": traces[0].tokens.visual,
+        "text": traces[0].tokens.text,
+        "batch": len(traces),
+    }
+
+
+def bytes_read(parts: Parts, record: Record, traces: Sequence[Trace]) -> list[int]:
+    """Numbers (not bytes) that each forward must read or write at least: weights once, keys and values once."""
+    size = Dimensions.of(parts.config, [router is not None for router in parts.routers])
+    entry = 2 * parts.config.num_key_value_heads * head_width(parts.config)
+    read = []
+    for number, used in enumerate(record.used_experts()):
+        total = parts.config.hidden_size * parts.config.vocab_size
+        for layer in range(len(parts.layers)):
+            width = size.dense_widths[layer]
+            experts = used[layer] * size.expert() if width is None else 6 * size.hidden * width
+            total += (size.projections() + size.router() * (width is None) + experts) // 2  # 2 FLOPs a weight
+            held = [trace.live[layer] if not number else trace.cached[layer] + number for trace in traces]
+            total += entry * sum(held)
+        read.append(total)
+    return read
+
+
+def _breakdown(
+    model: Any, variant: Variant, calibration: Calibration | None, inputs: Mapping[str, Any], tokens: int
+) -> Row:
+    """Seconds by part; plain `generate` is broken down with an idle method attached."""
+    with executor(model, variant.experts):
+        found = profile(model, variant.method or Dense(), dict(inputs), calibration, tokens)
+    assert found.decode is not None
+    return {"prefill": found.prefill.parts, "decode": found.decode.parts}
+
+
+@torch.inference_mode()
+def check(
+    model: Any, variants: Mapping[str, Variant], inputs: Mapping[str, Any], calibration: Calibration | None = None
+) -> dict[str, float]:
+    """How far the first token's logits are from those in fp32 with transformers' eager experts, relative to their norm.
+
+    Leaves `model` in fp32.
+    """
+
+    def logits(variant: Variant, experts: str) -> Tensor:
+        with _attached(model, Variant(variant.method or Dense(), experts), calibration) as session:
+            assert session is not None
+            pixels = inputs["pixel_values"].to(model.dtype)
+            options = {"max_new_tokens": 1, "return_dict_in_generate": True, "output_logits": True}
+            return session.generate({**inputs, "pixel_values": pixels}, do_sample=False, **options).logits[0].float()
+
+    found = {name: logits(variant, variant.experts) for name, variant in variants.items()}
+    model.float()
+    expected = {name: logits(variant, "eager") for name, variant in variants.items()}
+    return {name: float((found[name] - expected[name]).norm() / expected[name].norm()) for name in variants}
+
+
+# --- the machine ------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def peak_memory(device: torch.device) -> Iterator[dict[str, int]]:
+    """Afterwards "bytes" is the most that was held inside the `with`: on the GPU, or by the process (Linux only)."""
+    peak: dict[str, int] = {}
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        yield peak
+        peak["bytes"] = torch.cuda.max_memory_allocated(device)
+        return
+    status, reset = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+    try:
+        reset.write_text("5")  # starts the high-water mark anew
+    except OSError:
+        yield peak
+        return
+    yield peak
+    line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+    peak["bytes"] = int(line.split()[1]) * 1024
+
+
+def measure_machine(device: torch.device, dtype: torch.dtype, clock: Clock = time.perf_counter) -> Machine:
+    """Best of a few: a square matrix product, and the sum of a large vector."""
+    size = 8192 if device.type == "cuda" else 1024
+    square = torch.randn(size, size, device=device, dtype=dtype)
+    vector = torch.zeros(16 * size * size, device=device, dtype=dtype)
+
+    def fastest(work: Any) -> float:
+        seconds = []
+        for _ in range(5):
+            began = now(device, clock)
+            work()
+            seconds.append(now(device, clock) - began)
+        return min(seconds)
+
+    return Machine(2 * size**3 / fastest(lambda: square @ square), vector.nbytes / fastest(vector.sum))

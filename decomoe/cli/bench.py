@@ -1,0 +1,186 @@
+"""`decomoe bench`: time, memory, bytes and FLOPs against the dense model."""
+
+import argparse
+import json
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .common import check_counts, load_model
+
+if TYPE_CHECKING:
+    from ..bench import Row, Variant
+    from ..calibration import Calibration
+
+BASELINE = "grouped_mm"  # the executor that transformers chooses
+TOLERANCES = {"float32": 1e-3, "bfloat16": 0.1}  # random routers are near ties, which bf16 breaks anew
+LIST = "examples.json"
+EXAMPLES = Path(__file__).parents[2] / "assets" / "examples"
+
+
+def add(commands: Any) -> argparse.ArgumentParser:
+    """Add the command to the parser."""
+    bench = commands.add_parser("bench", help="measure methods against dense: time, memory, bytes, FLOPs")
+    bench.set_defaults(run=run)
+    bench.add_argument(
+        "--methods",
+        nargs="+",
+        default=["dense,off,decomoe"],
+        metavar="NAME[:KEY=VALUE,...][@EXPERTS]",
+        help="dense is plain generate and always first, off is decomoe attached but idle; EXPERTS is how experts run: "
+        "decomoe, decomoe_loop, decomoe_all, or transformers' grouped_mm (which dense and off use), batched_mm, eager",
+    )
+    bench.add_argument("--shape", help="random weights at the widths of qwen3-vl-30b-a3b, or tiny, instead of a model")
+    bench.add_argument("--layers", type=int, help="of the shape (all)")
+    bench.add_argument("--dtype", choices=TOLERANCES, help="of the shape (float32 on a CPU, bfloat16 on a GPU)")
+    bench.add_argument("--skew", type=float, default=0.0, help="of the shape's routers; 0 is the worst case for RCEP")
+    bench.add_argument("--visual", type=int, default=256, help="visual tokens; of a model's picture about so many")
+    bench.add_argument("--text", type=int, default=64, help="text tokens of the shape's prompt")
+    bench.add_argument("--image", type=Path, help="the picture for a model; the examples in turns by default")
+    bench.add_argument("--question", default="What is in the picture?", help="the question about --image")
+    bench.add_argument("--batch", type=int, default=1, help="questions at once")
+    bench.add_argument("--new-tokens", type=int, default=16, help="tokens to decode")
+    bench.add_argument("--rounds", type=int, default=10, help="how often each method runs, one after the other")
+    bench.add_argument(
+        "--cpu-time", action="store_true", help="CPU seconds instead of the clock's, where others use the CPU too"
+    )
+    bench.add_argument("--breakdown", action="store_true", help="where the time goes, part by part")
+    bench.add_argument("--check", action="store_true", help="compare logits with fp32 and eager experts; no timing")
+    return bench
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command; the exit status."""
+    check_counts(options, "layers", "visual", "text", "batch", "rounds")
+    if options.new_tokens < 2:
+        raise ValueError(f"--new-tokens must be at least 2, TPOT needs a second one; not {options.new_tokens}.")
+    _variants(options, layers=48)  # a slip is told before the model loads
+    model, calibration, prompts = _shape(options) if options.shape else _model(options)
+    from ..bench import check, measure  # noqa: PLC0415
+
+    variants = _variants(options, model.config.get_text_config().num_hidden_layers)
+    if options.check:
+        limit = TOLERANCES[str(model.dtype).removeprefix("torch.")]
+        errors = check(model, variants, prompts[0], calibration)
+        for name, error in errors.items():
+            print(f"{'ok' if error <= limit else 'WRONG'}: {name} is {error:.1e} away (at most {limit:.0e})")
+        return int(any(not error <= limit for error in errors.values()))
+    clock = time.process_time if options.cpu_time else time.perf_counter
+    rows = measure(model, variants, prompts, calibration, options.new_tokens, options.rounds, options.breakdown, clock)
+    if options.shape and not options.skew:
+        print("Random routers choose almost uniformly, the worst case for an expert prefix; see --skew.\n")
+    print(*tables(rows), sep="\n")
+    print(json.dumps(rows, allow_nan=False))
+    return 0
+
+
+def _shape(options: argparse.Namespace) -> tuple[Any, "Calibration | None", list[dict[str, Any]]]:
+    import torch  # noqa: PLC0415
+
+    from ..shapes import build, prompt  # noqa: PLC0415
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    dtype = getattr(torch, options.dtype or ("float32" if device == "cpu" else "bfloat16"))
+    model = build(options.shape, options.layers, dtype, device, options.skew)
+    return model, None, [prompt(model, options.visual, options.text, options.batch)]
+
+
+def _model(options: argparse.Namespace) -> tuple[Any, "Calibration | None", list[dict[str, Any]]]:
+    from ..ask import encode  # noqa: PLC0415
+    from ..images import load_image  # noqa: PLC0415
+
+    if options.image is None:
+        asked = [(EXAMPLES / row["image"], row["question"]) for row in json.loads((EXAMPLES / LIST).read_text())]
+    else:
+        asked = [(options.image, options.question)]
+    pictures = [(load_image(image), question) for image, question in asked]
+    loaded = load_model(options)
+    patch = loaded.model.config.vision_config.patch_size
+    side = (patch if isinstance(patch, int) else patch[0]) * 2 * max(1, round(options.visual**0.5))
+    pictures = [(picture.resize((side, side)), question) for picture, question in pictures]
+    return loaded.model, loaded.calibration, [encode(loaded, [each] * options.batch) for each in pictures]
+
+
+def _variants(options: argparse.Namespace, layers: int) -> "dict[str, Variant]":
+    """By spec, dense first. A shape has no calibration: experts are in order as they are, and the exit is fixed."""
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS  # noqa: PLC0415
+
+    from ..bench import Variant  # noqa: PLC0415
+    from ..evaluate import parse_method  # noqa: PLC0415
+    from ..methods import DecoMoE  # noqa: PLC0415
+
+    known = ["eager", *ALL_EXPERTS_FUNCTIONS]
+    plain = {"dense": None, "off": DecoMoE(exit_after="never", rcep=False, order="native")}
+    specs = [spec for text in options.methods for spec in re.split(r",(?=[a-z0-9]+(?:[:,@]|$))", text)]
+    variants = {}
+    for spec in dict.fromkeys(["dense", *specs]):
+        text, _, experts = spec.partition("@")
+        if experts and experts not in known:
+            raise ValueError(f"There is no way '{experts}' to run experts; there are {', '.join(known)}.")
+        if text in plain:
+            variants[spec] = Variant(plain[text], experts or BASELINE)
+            continue
+        name, _, given = text.partition(":")
+        if options.shape and name == DecoMoE.name:
+            given += "" if "order=" in given else ",order=native"
+            given += "" if "exit_after=" in given or "savb=" in given else ",savb=no"
+        text = f"{name}:{given.strip(',')}" if given.strip(",") else name
+        variants[spec] = Variant(parse_method(text, layers), experts or "decomoe")
+    return variants
+
+
+# --- for people -------------------------------------------------------------------------------------------------------
+
+
+def tables(rows: "list[Row]") -> list[str]:
+    """Markdown: times; what they are held against; and by part, where that was measured."""
+    import pandas as pd  # noqa: PLC0415
+
+    from ..evaluate.tables import to_markdown  # noqa: PLC0415
+
+    def ratio(row: "Row", name: str) -> str:
+        low, high = row[f"{name}_ratio_low"], row[f"{name}_ratio_high"]
+        return f"{row[f'{name}_ratio']:.2f} ({low:.2f} to {high:.2f})"
+
+    def of_dense(row: "Row", name: str) -> str:
+        return f"{row[f'{name}_ratio']:.2f}" if f"{name}_ratio" in row else "-"
+
+    times = [
+        {
+            "method": row["method"],
+            "experts": row["experts"],
+            "TTFT ms": f"{1e3 * row['ttft_s']:.1f}",
+            "of dense": ratio(row, "ttft"),
+            "TPOT ms": f"{1e3 * row['tpot_s']:.2f}",
+            "of dense ": ratio(row, "tpot"),
+            "exit": "/".join("-" if layer is None else str(layer) for layer in sorted(set(row["exit_after"]), key=str)),
+            "prefix": f"{row['mean_prefix']:.1f}",
+        }
+        for row in rows
+    ]
+    work = [
+        {
+            "method": row["method"],
+            "prefill GFLOP": f"{row['prefill_flops'] / 1e9:.2f}",
+            "of dense": of_dense(row, "prefill_flops"),
+            "GB": f"{row['prefill_bytes'] / 1e9:.3f}",
+            "of dense ": of_dense(row, "prefill_bytes"),
+            "floor ms": f"{1e3 * row['prefill_floor_s']:.1f}",
+            "achieved": f"{row['prefill_achieved']:.0%}",
+            "decode GB": f"{row['decode_bytes'] / 1e9:.4f}",
+            "of dense  ": of_dense(row, "decode_bytes"),
+            "floor ms ": f"{1e3 * row['decode_floor_s']:.2f}",
+            "achieved ": f"{row['decode_achieved']:.0%}",
+            "KV of dense": of_dense(row, "kv_bytes"),
+            "peak MB": "-" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 1e6:.0f}",
+            "of dense   ": of_dense(row, "peak_bytes"),
+        }
+        for row in rows
+    ]
+    parts = [
+        {"run": row["method"], "ms": phase, **{part: f"{1e3 * seconds:.2f}" for part, seconds in spent.items()}}
+        for row in rows
+        for phase, spent in row.get("breakdown", {}).items()
+    ]
+    return [to_markdown(pd.DataFrame(table)) for table in (times, work, parts) if table]

@@ -1,0 +1,220 @@
+"""`bench`: what it counts against counts by hand, what it times against a clock that we wind; and the command."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import EXPERTS, LAYERS, PROMPTS, TOP_K, WIDTH, inputs_for
+
+from decomoe import bench, cli
+from decomoe.bench import Variant, check, executor, measure
+from decomoe.families import parts_of
+from decomoe.methods import DecoMoE
+from decomoe.runtime import attach
+from decomoe.shapes import SHAPES, build, prompt
+
+ROOT = Path(__file__).parents[1]
+VARIANTS = {
+    "dense": Variant(None, "grouped_mm"),
+    "half": Variant(DecoMoE(exit_after=3, rcep=False), "decomoe"),
+    "prefix": Variant(DecoMoE(exit_after=3, prefix=TOP_K, order="native"), "decomoe_loop"),
+}
+
+
+def test_times_are_ratios_of_one_round(model, monkeypatch):
+    """Between two looks at our clock pass 1 s under dense, and 3 s under a method."""
+    looks = []
+
+    def clock():
+        slow = getattr(model, "_decomoe_session", None) is not None
+        looks.append(slow)
+        return sum(3 if other else 1 for other in looks)
+
+    rows = measure(model, VARIANTS, [inputs_for(model, PROMPTS[0])], tokens=3, rounds=2, clock=clock)
+    assert [row["method"] for row in rows] == list(VARIANTS)
+    assert [(row["ttft_s"], row["tpot_s"]) for row in rows] == [(1, 1), (3, 3), (3, 3)]
+    for row, ratio in zip(rows, (1, 3, 3), strict=True):
+        for name in ("ttft_ratio", "ttft_ratio_low", "tpot_ratio_high"):
+            assert row[name] == ratio
+    rounds = looks[: 3 * 4 * 3]  # 3 rounds with 4 looks a method; the first round does not count
+    assert rounds == ([False] * 4 + [True] * 8) * 3
+
+
+def test_spread_is_taken_inside_rounds():
+    """A disturbance that hits a whole round leaves its ratio alone."""
+    row = bench._spread("ttft", [1.0, 10.0, 2.0], [2.0, 20.0, 4.0])
+    assert row == {"ttft_s": 2.0, "ttft_ratio": 0.5, "ttft_ratio_low": 0.5, "ttft_ratio_high": 0.5}
+
+
+def test_bytes_and_flops_by_hand(model):
+    inputs, tokens = inputs_for(model, PROMPTS[0]), 3
+    rows = {row["method"]: row for row in measure(model, VARIANTS, [inputs], tokens=tokens, rounds=1)}
+    used = []  # experts in use per forward and layer, seen by hooks of our own
+    for module in parts_of(model).experts:
+        module.register_forward_pre_hook(lambda _, args: used.append(len(set(args[1].flatten().tolist()))))
+    with attach(model, VARIANTS["prefix"].method) as session:
+        session.generate(inputs, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False)
+    assert max(used[LAYERS - 2 : LAYERS]) <= TOP_K
+    text, visual = len(PROMPTS[0].before) + len(PROMPTS[0].after), 4
+    head, expert, projections = WIDTH * 64, 3 * WIDTH * 16, 2 * WIDTH * 64 + 2 * WIDTH * 32
+    fixed, entry = head + LAYERS * (projections + WIDTH * EXPERTS), 2 * 32
+    held = 4 * (text + visual) + 2 * text
+    prefill = fixed + sum(used[:LAYERS]) * expert + entry * held
+    assert rows["prefix"]["prefill_bytes"] == 4 * prefill
+    decode = [
+        fixed + sum(used[LAYERS * step :][:LAYERS]) * expert + entry * (held + step * LAYERS)
+        for step in range(1, tokens)
+    ]
+    assert rows["prefix"]["decode_bytes"] == 4 * sum(decode) / 2
+    per_token = 2 * (projections + WIDTH * EXPERTS + TOP_K * expert)
+    attention = [2 * 64 * n * (n + 1) for n in [text + visual] * 4 + [text] * 2]
+    assert rows["half"]["prefill_flops"] == per_token * held + sum(attention) + 2 * head
+    assert rows["half"]["prefill_flops_ratio"] == rows["half"]["prefill_flops"] / rows["dense"]["prefill_flops"]
+    assert rows["dense"]["kv_bytes"] == 4 * entry * LAYERS * (text + visual + tokens - 1)
+
+
+def test_prompts_take_turns_and_are_averaged(model):
+    prompts = [inputs_for(model, prompt) for prompt in PROMPTS]
+    rows = measure(model, VARIANTS, prompts, tokens=2, rounds=1)
+    each = [measure(model, VARIANTS, [inputs], tokens=2, rounds=1) for inputs in prompts]
+    for number, row in enumerate(rows):
+        for name in ("prefill_flops", "decode_bytes", "text"):
+            assert row[name] == pytest.approx(sum(alone[number][name] for alone in each) / 3)
+    assert [row["exit_after"] for row in rows] == [[None] * 3, [3] * 3, [3] * 3]
+
+
+def test_the_executor_is_put_back(model):
+    config = parts_of(model).config
+    before = config._experts_implementation
+    with pytest.raises(RuntimeError, match="on purpose"), executor(model, "decomoe_loop"):
+        assert config._experts_implementation == "decomoe_loop"
+        raise RuntimeError("on purpose")
+    assert config._experts_implementation == before
+
+
+@pytest.mark.parametrize("size", [10_000_000, 40_000_000])
+def test_peak_memory_sees_what_was_held(size):
+    with bench.peak_memory(torch.device("cpu")) as before:
+        pass
+    with bench.peak_memory(torch.device("cpu")) as peak:
+        torch.ones(size, dtype=torch.uint8)
+    if "bytes" not in peak:
+        pytest.skip("this system does not tell")
+    assert 0.8 * size < peak["bytes"] - before["bytes"] < 3 * size
+
+
+def test_shapes_have_the_real_widths():
+    """The sizes of Qwen3-VL-30B-A3B-Instruct's published config."""
+    text = SHAPES["qwen3-vl-30b-a3b"]
+    sizes = ("hidden_size", "num_experts", "num_experts_per_tok", "moe_intermediate_size", "num_hidden_layers")
+    assert [text[name] for name in sizes] == [2048, 128, 8, 768, 48]
+    assert (text["num_attention_heads"], text["num_key_value_heads"], text["head_dim"]) == (32, 4, 128)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_built_shape_answers_and_is_the_same_again(dtype):
+    model = build("tiny", 5, dtype)
+    inputs = prompt(model, visual=12, text=6, rows=2)
+    assert (inputs["input_ids"] == model.config.image_token_id).sum(1).tolist() == [12, 12]
+    with torch.inference_mode():
+        logits = model(**inputs).logits
+        assert logits.dtype == dtype
+        assert logits.isfinite().all()
+        assert torch.equal(logits, build("tiny", 5, dtype)(**inputs).logits)
+        other = {**inputs, "pixel_values": inputs["pixel_values"].flip(0)}
+        assert not torch.equal(logits, model(**other).logits)  # the picture counts
+
+
+def test_skew_makes_the_first_experts_popular():
+    shares = []
+    for skew in (0.0, 1.0, 2.0):
+        model = build("tiny", skew=skew)
+        with attach(model, DecoMoE(exit_after="never", rcep=False, order="native")) as session:
+            session.generate(prompt(model, 64, 32), max_new_tokens=1)
+            mass = torch.tensor(session.traces()[0].mass["text"])
+        shares.append((mass[:, :4].sum() / mass.sum()).item())
+    assert 0.15 < shares[0] < 0.35  # of 16 experts, 4 carry about a quarter
+    assert shares[0] + 0.1 < shares[1] < shares[2]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: build("huge"), "no shape 'huge'"),
+        (lambda: build("tiny", 3), "at least 4 layers"),
+        (lambda: prompt(build("tiny"), 0, 5), "at least 1 visual"),
+    ],
+)
+def test_shapes_refuse_what_does_not_fit(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_check_sees_an_executor_that_is_wrong(model, monkeypatch):
+    inputs = inputs_for(model, PROMPTS[0])
+    assert max(check(model, VARIANTS, inputs).values()) < 1e-5
+    monkeypatch.setattr("decomoe.experts._run", lambda experts, expert, hidden: hidden)
+    errors = check(model, VARIANTS, inputs)
+    assert errors["dense"] < 1e-5
+    assert errors["prefix"] > 0.01
+
+
+def run(capsys, *arguments):
+    code = cli.main(["bench", *arguments])
+    return code, capsys.readouterr()
+
+
+def test_the_command_prints_tables_and_one_json_line(capsys):
+    code, shown = run(
+        capsys,
+        *"--shape tiny --rounds 2 --new-tokens 2 --visual 16 --text 8 --breakdown".split(),
+        *"--methods dense,off,decomoe:exit_after=3,prefix=5 vtw:exit_after=4@eager".split(),
+    )
+    assert code == 0
+    rows = json.loads(shown.out.splitlines()[-1])
+    assert [(row["method"], row["experts"]) for row in rows] == [
+        ("dense", "grouped_mm"),
+        ("off", "grouped_mm"),
+        ("decomoe:exit_after=3,prefix=5", "decomoe"),
+        ("vtw:exit_after=4@eager", "eager"),
+    ]
+    assert [row["exit_after"] for row in rows] == [[None], [None], [3], [4]]
+    assert (rows[0]["ttft_ratio"], rows[0]["tpot_ratio"]) == (1, 1)
+    assert all(row["breakdown"]["decode"]["attention"] > 0 for row in rows)
+    assert all(row["prefill_achieved"] > 0 and row["decode_floor_s"] > 0 for row in rows)
+    for spec in ("dense", "off", "vtw:exit_after=4@eager"):
+        assert f"\n| {spec} |" in shown.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--shape", "huge"], "no shape"),
+        (["--methods", "decomo"], "no method 'decomo'"),
+        (["--methods", "decomoe@fast"], "no way 'fast'"),
+        (["--new-tokens", "1"], "at least 2"),
+        (["--rounds", "0"], "at least 1"),
+        (["--image", "nowhere.png"], "nowhere.png"),
+    ],
+)
+def test_the_command_says_what_is_wrong(capsys, arguments, message):
+    code, shown = run(capsys, *arguments)
+    assert code == 2
+    assert message in shown.err
+    assert len(shown.err.splitlines()) == 1
+
+
+def test_the_gpu_script_runs_in_small(tmp_path):
+    small = {"SHAPE": "tiny", "LAYERS": "8", "VISUAL": "16", "ROUNDS": "1", "TOKENS": "2", "PYTHON": sys.executable}
+    environment = {**os.environ, **small, "OUT": str(tmp_path / "out.md"), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([ROOT / "benchmarks/gpu.sh"], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    shown = (tmp_path / "out.md").read_text()
+    assert shown.count("\nok: ") == 10
+    assert "WRONG" not in shown
+    (line,) = (line for line in shown.splitlines() if line.startswith("[{"))
+    assert len(json.loads(line)) == 11

@@ -1,0 +1,123 @@
+"""Executors against transformers' eager loop, what they read, and where weights and keys lie: bytes are counted."""
+
+import weakref
+
+import pytest
+import torch
+from conftest import EXPERTS, LAYERS, PROMPTS, TOP_K, WIDTH, inputs_for
+from test_engine import engine, make_calibration
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+from decomoe.experts import WHOLE_PREFIX, offload_suffix, permute_experts
+from decomoe.families import parts_of
+from decomoe.methods import DecoMoE, Dense
+from decomoe.runtime import attach
+
+OURS = ("decomoe", "decomoe_loop", "decomoe_all")
+
+
+def routes(tokens: int, experts: int, dropped: bool = False):
+    """Random states (N, d), indices and scores (N, k) among the first `experts`; some are sentinels with weight 0."""
+    generator = torch.Generator().manual_seed(tokens)
+    hidden = torch.randn(tokens, WIDTH, generator=generator)
+    scores, indices = torch.rand(tokens, experts, generator=generator).topk(TOP_K)
+    if dropped:
+        gone = torch.rand(scores.shape, generator=generator) < 0.5
+        gone[0] = True  # a token without any
+        scores, indices = scores.masked_fill(gone, 0), indices.masked_fill(gone, EXPERTS)
+    return hidden, indices, scores
+
+
+def eager(experts, *arguments):
+    experts.config._experts_implementation = "eager"
+    return experts(*arguments)
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+@pytest.mark.parametrize("tokens", [1, 2, 50])
+@pytest.mark.parametrize("name", OURS)
+@torch.no_grad()
+def test_executors_compute_what_the_eager_loop_does(model, name, tokens, dropped):
+    experts = parts_of(model).experts[2]
+    experts._is_expert_parallel = True
+    arguments = routes(tokens, EXPERTS, dropped)
+    ours = ALL_EXPERTS_FUNCTIONS[name](experts, *arguments)
+    torch.testing.assert_close(ours, eager(experts, *arguments), atol=1e-5, rtol=1e-5)
+    assert dropped or ours.abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("tokens", [1, 50])
+@pytest.mark.parametrize("name", [*OURS, "grouped_mm"])
+@torch.no_grad()
+def test_only_experts_in_use_are_read(model, name, tokens):
+    """The others are poisoned: whatever is read shows up as NaN."""
+    experts, (hidden, indices, scores) = parts_of(model).experts[2], routes(tokens, experts=4)
+    expected = eager(experts, hidden, indices, scores)
+    for weight in (experts.gate_up_proj, experts.down_proj):
+        weight[4:] = torch.nan
+    setattr(indices, WHOLE_PREFIX, True)
+    ours = ALL_EXPERTS_FUNCTIONS[name](experts, hidden, indices, scores)
+    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_the_papers_executor_reads_all_experts_without_a_prefix(model):
+    experts, arguments = parts_of(model).experts[2], routes(50, experts=4)
+    experts.down_proj[-1] = torch.nan
+    assert ALL_EXPERTS_FUNCTIONS["decomoe_all"](experts, *arguments).isnan().all()
+
+
+def bytes_of(model) -> int:
+    """Bytes of all storages behind the model's parameters, each counted once."""
+    storages = {weight.untyped_storage().data_ptr(): weight.untyped_storage().nbytes() for weight in model.parameters()}
+    return sum(storages.values())
+
+
+@pytest.mark.parametrize("method", [DecoMoE(exit_after=2, p=0.6), DecoMoE(exit_after=2, prefix=3), Dense()])
+def test_a_suffix_in_host_memory_changes_no_answer_and_frees_its_bytes(model, method):
+    calibration = make_calibration(model)
+    permute_experts(parts_of(model), calibration.orders)
+    inputs = inputs_for(model, *PROMPTS)
+    ids, logits, traces = engine(model, method, inputs, calibration)
+    before, kept = bytes_of(model), [None] * 3 + [4, 3, 1]
+    offload_suffix(parts_of(model), kept)
+    expert = 3 * WIDTH * model.config.get_text_config().moe_intermediate_size * 4
+    assert before - bytes_of(model) == expert * (4 + 5 + 7)
+    offloaded_ids, offloaded, offloaded_traces = engine(model, method, inputs, calibration)
+    assert torch.equal(ids, offloaded_ids)
+    torch.testing.assert_close(logits, offloaded, atol=1e-4, rtol=1e-4)
+    assert [trace.prefix for trace in traces] == [trace.prefix for trace in offloaded_traces]
+    with pytest.raises(ValueError, match="offloaded already"):
+        offload_suffix(parts_of(model), kept)
+
+
+def test_offloading_refuses_what_does_not_fit(model):
+    with pytest.raises(ValueError, match="one number for each"):
+        offload_suffix(parts_of(model), [4])
+    with pytest.raises(ValueError, match="keeps 1 to 8 experts"):
+        offload_suffix(parts_of(model), [9] * LAYERS)
+    before = bytes_of(model)
+    offload_suffix(parts_of(model), [None] * LAYERS)
+    assert bytes_of(model) == before
+    offload_suffix(parts_of(model), [4] * LAYERS)
+    with pytest.raises(ValueError, match="permute first"):
+        permute_experts(parts_of(model), make_calibration(model).orders)
+
+
+@pytest.mark.parametrize("earlier_kv", ["purge", "keep"])
+def test_what_leaves_is_really_freed(model, earlier_kv):
+    """Storages of the cache hold no more than the trace says, and keys from before a purge are gone."""
+    inputs, seen = inputs_for(model, PROMPTS[0]), []
+
+    def look(module, args):
+        seen.extend(weakref.ref(layer.keys) for layer in session.cache.layers if layer.is_initialized)
+
+    with attach(model, DecoMoE(exit_after=3, rcep=False, earlier_kv=earlier_kv)) as session:
+        handle = parts_of(model).text_model.norm.register_forward_pre_hook(look, prepend=True)
+        session.generate(inputs, max_new_tokens=1, do_sample=False)
+        handle.remove()
+        held = [x for layer in session.cache.layers for x in (layer.keys, layer.values)]
+        assert sum(x.untyped_storage().nbytes() for x in held) == session.traces()[0].kv_bytes
+    assert len(seen) == LAYERS
+    freed = [reference() is None for reference in seen]
+    assert freed == [earlier_kv == "purge"] * 4 + [False] * 2
