@@ -37,8 +37,8 @@ def tab(loaded: Loaded) -> None:
                     if isinstance(event, Answer):
                         traces.append(event.trace)
                         shown[pane], shown[4] = event.text, table(traces[0], traces[1] if pane else None)
-                    else:
-                        shown[pane] = event
+                    elif event is not None:
+                        shown[pane] = event.text
                     yield tuple(shown)
             shown[2], shown[3] = gate_figure(traces[1]), prefix_figure(traces[1])
             yield tuple(shown)
