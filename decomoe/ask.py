@@ -116,6 +116,7 @@ class _Watch(StoppingCriteria):
         self.session, self.decode, self.prompt, self.on_token, self.stop = session, decode, prompt, on_token, stop
         self.began = time.perf_counter()
         self.times: list[float] = []
+        self.ends: list[int] = []
         self.text = ""
 
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
@@ -123,7 +124,9 @@ class _Watch(StoppingCriteria):
             torch.cuda.synchronize(input_ids.device)
         self.times.append(time.perf_counter() - self.began)
         self.text = self.decode(input_ids[0, self.prompt :])
-        if not self.text.endswith("\ufffd"):  # half of a character
+        half = self.text.endswith("\ufffd")  # of a character
+        self.ends.append(len(self.text) - half)
+        if not half:
             self.on_token(Token(self.text, self.times[-1], len(self.times), self.session))
         return torch.full((len(input_ids),), self.stop.is_set(), device=input_ids.device)
 
@@ -160,7 +163,8 @@ def encode(loaded: Loaded, asked: Sequence[tuple[Image.Image, str]]) -> dict[str
 
 
 @contextmanager
-def _out_of_memory_is_told() -> Iterator[None]:
+def out_of_memory_is_told() -> Iterator[None]:
+    """Out of memory becomes a ValueError whose message says what to do."""
     try:
         yield
     except torch.OutOfMemoryError:
@@ -198,7 +202,7 @@ def ask(
         loaded.lock,
         attach(loaded.model, method, loaded.calibration) as session,
         torch.inference_mode(),
-        _out_of_memory_is_told(),
+        out_of_memory_is_told(),
     ):
         session.stop = stop = stop or threading.Event()
         if read_gate and loaded.calibration and loaded.calibration.gate:
@@ -214,7 +218,7 @@ def ask(
         if session.keep and loaded.calibration:
             trace.gate = _readings(session, loaded.calibration)
     trace.question, trace.answer = question, watch.text
-    trace.token_times_s = watch.times
+    trace.token_times_s, trace.token_ends = watch.times, watch.ends
     trace.ttft_s = watch.times[0]
     if len(watch.times) > 1:
         trace.tpot_s = (watch.times[-1] - watch.times[0]) / (len(watch.times) - 1)

@@ -55,6 +55,7 @@ class Family:
     """Names of one family's parts, as paths below the model."""
 
     name: str
+    vision: str  # the vision encoder
     text_model: str  # the decoder, without the LM head
     attention: str  # below a decoder layer; has q_proj, q_norm, head_dim and scaling
     attention_norm: str  # below a decoder layer; what its input passes first
@@ -65,8 +66,8 @@ class Family:
 
 _QWEN3_MOE = ("model.language_model", "self_attn", "input_layernorm", "mlp.gate", "mlp.experts")  # both build on it
 FAMILIES = {
-    "qwen3_vl_moe": Family("Qwen3-VL-MoE", *_QWEN3_MOE, Qwen3VLImageProcessor),
-    "internvl": Family("InternVL", *_QWEN3_MOE, InternVLImageProcessor),
+    "qwen3_vl_moe": Family("Qwen3-VL-MoE", "model.visual", *_QWEN3_MOE, Qwen3VLImageProcessor),
+    "internvl": Family("InternVL", "model.vision_tower", *_QWEN3_MOE, InternVLImageProcessor),
 }
 
 
@@ -99,6 +100,10 @@ class Parts:
     def config(self) -> PretrainedConfig:
         """The text configuration."""
         return self.model.config.get_text_config()
+
+    @cached_property
+    def vision(self) -> Any:
+        return self.model.get_submodule(self.family.vision)
 
     @cached_property
     def text_model(self) -> Any:
