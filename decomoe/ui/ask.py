@@ -31,6 +31,7 @@ MINI_NOTE = """The **mini model** behind this page is very small. It knows 224 p
 numbers, simple charts and tables, and ten kinds of small photos, and it makes mistakes with all of them; about \
 anything else, most photos too, its answers mean nothing."""
 TRY = 5  # questions offered about a fresh picture
+MOST_TOKENS = 1024  # of an answer
 BEAT_S, TEXT_S, PLOT_S = 0.2, 0.05, 0.25  # how often a waiting run looks up, and text and plots are sent at most
 ORDERS = {"calibrated": "rcep", "native": "native", "random": "random"}
 OUTSIDE = {"re-pick inside the prefix": "reroute", "drop": "drop"}
@@ -62,8 +63,10 @@ def tab(loaded: Loaded) -> None:
             answers = panes.panes()
             knobs, baseline, length = _knobs(loaded)
             with gr.Row():
-                gate = chart("Exit: how sure the gate is after each candidate layer")
-                prefix = chart("Experts kept per layer")
+                with gr.Column(min_width=300):
+                    gate = chart("Exit: how sure the gate is, layer by layer")
+                with gr.Column(min_width=300):
+                    prefix = chart("Experts kept per layer")
             routing = chart("Routing: which experts the tokens go to")
             table = gr.HTML(numbers(None, None), elem_id="numbers")
             cost = chart("Costs against dense")
@@ -122,15 +125,17 @@ def _knobs(loaded: Loaded) -> tuple[list[Any], gr.Dropdown, gr.Number]:
         )
     with gr.Accordion("More", open=False):
         with gr.Row():
-            exit_after = gr.Number(None, precision=0, label="Forced exit", info="after this layer; empty: none")
-            keep = gr.Number(None, label="Keep ratio", info="share of experts; empty: by p")
+            exit_after = gr.Number(
+                0, precision=0, minimum=0, label="Forced exit", info="after this layer; 0: by the switches"
+            )
+            keep = gr.Number(0, minimum=0, maximum=1, step=0.05, label="Keep ratio", info="share of experts; 0: by p")
         with gr.Row():
             order = gr.Radio(orders, value=orders[0], label="Order of the experts")
             outside = gr.Radio(list(OUTSIDE), value=next(iter(OUTSIDE)), label="Routes outside the prefix")
         with gr.Row():
             methods = [(title, name) for name, title in NAMES.items() if name != DecoMoE.name]
             baseline = gr.Dropdown(methods, value=Dense.name, label="Baseline", info="on the left")
-            length = gr.Number(96, precision=0, minimum=1, maximum=1024, label="Length", info="tokens at most")
+            length = gr.Number(96, precision=0, minimum=1, maximum=MOST_TOKENS, label="Length", info="tokens at most")
     return [savb, rcep, p, theta, exit_after, keep, order, outside], baseline, length
 
 
@@ -150,10 +155,10 @@ def _method(
         loaded.model.config.get_text_config().num_hidden_layers,
         savb=savb,
         rcep=rcep,
-        exit_after=None if exit_after is None else int(exit_after),
+        exit_after=int(exit_after or 0) or None,
         theta=theta,
-        p=p if rcep and keep_ratio is None else None,
-        keep_ratio=keep_ratio if rcep else None,
+        p=p if rcep and not keep_ratio else None,
+        keep_ratio=(keep_ratio or None) if rcep else None,
         order=ORDERS[order],
         outside=OUTSIDE[outside],
     )
@@ -189,7 +194,7 @@ def _run(
                 picture,
                 question or "",
                 method,
-                max_new_tokens=int(length or 1),
+                max_new_tokens=max(1, min(int(length or 1), MOST_TOKENS)),
                 read_gate=first == Dense() and method is first,
                 beat_s=BEAT_S,
             )

@@ -97,6 +97,7 @@ CSS = """
 .chart-views:not(:empty) {margin-bottom: 0.25rem}
 .chart-tools:not(:empty) {margin-top: 0.5rem}
 .chart-views button, .chart-tools button, .pane-tools button {font-size: 0.8125rem; padding: 0.125rem 0.625rem;
+  margin: 0; font-weight: 500; box-shadow: none;
   border: 1px solid var(--border-color-primary); border-radius: 999px; color: var(--body-text-color);
   background: var(--background-fill-primary); cursor: pointer}
 .chart-views button[aria-pressed=true] {background: var(--ours); border-color: var(--ours); color: white}
@@ -110,7 +111,7 @@ def chart(label: str) -> gr.HTML:
     from; what they lack is taken from the figure) and "downloads" ({button: JSON}).
     """
     template = TEMPLATE.replace("{title}", label)
-    return gr.HTML(html_template=template, js_on_load=DRAW, container=True, padding=True, min_width=300)
+    return gr.HTML(html_template=template, js_on_load=DRAW, container=True, padding=True)
 
 
 def allow_plotly() -> None:

@@ -21,6 +21,7 @@ CSS = (
   --input-placeholder-color: #b3bbc8; --border-color-primary: #3b4252}
 .gradio-container {max-width: 1240px !important; margin: 0 auto !important}
 .intro {max-width: 46rem} .intro h1 {margin-bottom: 0.25rem}
+#answers, #numbers {padding: 0 !important}
 .quiet, .quiet p {font-size: 0.875rem; color: var(--body-text-color-subdued)}
 .gradio-container .wrap .or, .gradio-container .upload-container .wrap, .gradio-container span.info,
 .gradio-container .info {color: var(--body-text-color-subdued)}

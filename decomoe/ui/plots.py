@@ -238,7 +238,7 @@ def numbers(dense: Trace | None, ours: Trace | None, first: str = "Dense") -> st
     return (
         f'<table class="numbers"><thead><tr><td></td><th scope="col">{first}</th><th scope="col">DecoMoE</th>'
         f'<th scope="col">Ratio</th></tr></thead><tbody>{body}</tbody></table>'
-        '<p class="chart-note">The ratio of FLOPs and cache is at DecoMoE\'s answer length, so that a shorter answer '
+        '<p class="quiet">The ratio of FLOPs and cache is at DecoMoE\'s answer length, so that a shorter answer '
         "is no saving. Times are of this machine.</p>"
     )
 
