@@ -82,7 +82,7 @@ def page(shared, address):
 
 def opened(page: Page, address: str) -> Page:
     page.goto(address)
-    expect(page.locator("#decomoe-answer h3")).to_have_text("DecoMoE")
+    expect(page.locator("#decomoe-answer h2")).to_have_text("DecoMoE")
     expect(page.locator(".chart-note").first).to_have_text("Nothing to show yet.")
     return page
 

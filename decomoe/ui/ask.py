@@ -52,7 +52,7 @@ def tab(loaded: Loaded) -> None:
             fresh = gr.Button("Draw a fresh picture", visible=_is_mini(loaded))
             tryouts = gr.Radio([], label="Questions to try", visible=False)
             if recorded:
-                gr.Markdown("### Examples\nRecorded answers, shown at once.", elem_classes="quiet")
+                gr.Markdown("## Examples\nRecorded answers, shown at once.", elem_classes="quiet")
             buttons = [
                 gr.Button(example.question, icon=example.image, size="sm", elem_classes="example")
                 for example in recorded

@@ -11,7 +11,7 @@ import plotly
 
 PLOTLY_JS = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
 HEAD = f'<script src="/gradio_api/file={PLOTLY_JS}"></script>'
-TEMPLATE = """<h3 class="chart-title">{title}</h3>
+TEMPLATE = """<h2 class="chart-title">{title}</h2>
 <div class="chart-views" role="group"></div>
 <div class="chart-box" role="img"></div>
 <p class="chart-note"></p>

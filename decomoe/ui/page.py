@@ -19,7 +19,9 @@ CSS = (
   --input-placeholder-color: #596273; --border-color-primary: #dfe4ec}
 .dark .gradio-container, .gradio-container.dark {--body-text-color-subdued: #b3bbc8; --block-info-text-color: #b3bbc8;
   --input-placeholder-color: #b3bbc8; --border-color-primary: #3b4252}
-.gradio-container {max-width: 1240px !important; margin: 0 auto !important}
+.gradio-container {max-width: min(1240px, 100vw) !important; margin: 0 auto !important}
+.gradio-container .app {max-width: 100% !important; min-width: 0 !important; box-sizing: border-box}
+.dark [role=tab].selected {color: #93c5fd !important}
 .intro {max-width: 46rem} .intro h1 {margin-bottom: 0.25rem}
 #answers, #numbers {padding: 0 !important}
 .quiet, .quiet p {font-size: 0.875rem; color: var(--body-text-color-subdued)}
@@ -42,10 +44,19 @@ CSS = (
 .example {justify-content: flex-start !important; text-align: left; font-weight: 400 !important; gap: 0.625rem;
   white-space: normal}
 .example img {width: 44px !important; height: 44px !important; object-fit: cover; border-radius: 5px; margin: 0}
+.quiet h2 {font-size: 1rem}
+@media (max-width: 520px) {.gradio-container .app {padding: 0.75rem !important}}
 footer {display: none !important}
 """
     + chart.CSS
     + panes.CSS
+)
+THEME = gr.themes.Soft(primary_hue="blue", secondary_hue="blue", font=["system-ui", "sans-serif"]).set(
+    color_accent="*primary_600",  # the theme's own blue is too pale to read
+    button_primary_background_fill="*primary_600",
+    button_primary_background_fill_hover="*primary_700",
+    block_label_text_color="*primary_700",
+    block_title_text_color="*primary_700",
 )
 
 
@@ -71,7 +82,7 @@ def launch_options(port: int | None = None) -> dict[str, Any]:
         "server_port": port,
         "head": chart.HEAD,
         "css": CSS,
-        "theme": gr.themes.Soft(primary_hue="blue", secondary_hue="blue", font=["system-ui", "sans-serif"]),
+        "theme": THEME,
         "max_file_size": "20mb",
         "show_error": True,
         "ssr_mode": False,

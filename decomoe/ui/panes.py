@@ -12,9 +12,9 @@ from ..trace import Trace
 
 TEMPLATE = """<div class="panes">
   <section class="pane" id="dense-answer" aria-label="Answer of the baseline">
-    <h3></h3><p class="pane-text"></p><p class="pane-note"></p></section>
+    <h2></h2><p class="pane-text"></p><p class="pane-note"></p></section>
   <section class="pane pane-ours" id="decomoe-answer" aria-label="Answer of DecoMoE">
-    <h3></h3><p class="pane-text"></p><p class="pane-note"></p></section>
+    <h2></h2><p class="pane-text"></p><p class="pane-note"></p></section>
 </div>
 <p class="pane-truth"></p>
 <div class="pane-tools"><button type="button" class="pane-replay" hidden>Replay at true speed</button>
@@ -40,7 +40,7 @@ const show = () => {
   element.dataset.label = value.label || '';
   sides.forEach((side, i) => {
     const pane = value.panes?.[i] || {}, text = part(side, '.pane-text');
-    say(part(side, 'h3'), pane.title);
+    say(part(side, 'h2'), pane.title);
     if (pane.pieces) marked(text, pane.pieces); else say(text, pane.text);
     say(part(side, '.pane-note'), pane.note);
     side.classList.toggle('pane-busy', value.state === 'running' && value.at === i);
@@ -89,7 +89,7 @@ CSS = """
   background: var(--block-background-fill); padding: 0.75rem 1rem; min-height: 7rem; display: flex;
   flex-direction: column; min-width: 0}
 .pane-ours {border-top-color: var(--ours)}
-.pane h3 {margin: 0 0 0.375rem; font-size: 0.875rem; font-weight: 600}
+.pane h2 {margin: 0 0 0.375rem; font-size: 0.875rem; font-weight: 600}
 .pane .pane-text {flex: 1; margin: 0; font-size: 1.0625rem; line-height: 1.5; overflow-wrap: anywhere;
   white-space: pre-wrap}
 .pane-note, .pane-label {font-size: 0.8125rem; color: var(--body-text-color-subdued); margin: 0.375rem 0 0;
