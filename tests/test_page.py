@@ -401,8 +401,8 @@ def test_a_hundred_tokens_are_no_load(page, picture, endless):
     network.send("Network.enable")
     network.on("Network.dataReceived", lambda event: received.append(event["dataLength"]))
     ask(page, "Describe the picture.")
+    expect(page.locator("#decomoe-answer .pane-note")).to_contain_text("100 tokens", timeout=5 * PATIENCE)
     finished(page)
-    expect(page.locator("#decomoe-answer .pane-note")).to_contain_text("100 tokens")
     assert 10_000 < sum(received) < 3_000_000
 
 

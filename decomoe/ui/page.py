@@ -55,6 +55,7 @@ THEME = gr.themes.Soft(primary_hue="blue", secondary_hue="blue", font=["system-u
     color_accent="*primary_600",  # the theme's own blue is too pale to read
     button_primary_background_fill="*primary_600",
     button_primary_background_fill_hover="*primary_700",
+    button_secondary_background_fill_hover_dark="*neutral_700",
     block_label_text_color="*primary_700",
     block_title_text_color="*primary_700",
 )
