@@ -377,7 +377,7 @@ def test_keyboard_alone_is_enough(page):
 def test_accessible_in_light_and_dark_on_desk_and_phone(page, address, scheme, width):
     page.set_viewport_size({"width": width, "height": 844})
     page.goto(f"{address}?__theme={scheme}")
-    assert page.locator("h1").count() == 1
+    expect(page.locator("h1")).to_have_count(1)
     page.locator(".example").nth(1).click()
     finished(page)
     expect(page.locator(".chart-tools").nth(COSTS).locator("button").first).to_be_visible()
