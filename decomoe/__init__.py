@@ -1,6 +1,6 @@
 """DecoMoE: see, and cut, the waste in multimodal mixture-of-experts models."""
 
-from .ask import Answer, Loaded, ask, load, stream
+from .ask import Answer, Loaded, Token, ask, load, stream
 from .calibration import Calibration
 from .methods import METHODS, DecoMoE, Dense, Method
 from .runtime import Session, attach
@@ -16,6 +16,7 @@ __all__ = [
     "Loaded",
     "Method",
     "Session",
+    "Token",
     "Trace",
     "ask",
     "attach",

@@ -17,10 +17,11 @@ from transformers import StoppingCriteria
 from .calibration import META, Calibration
 from .experts import permute_experts
 from .families import load_model, parts_of
+from .gate import text_features
 from .images import load_image
 from .methods import Dense, Method
-from .runtime import attach
-from .trace import Trace
+from .runtime import Session, Stopped, attach
+from .trace import GateReading, Trace
 
 MINI = Path(__file__).parents[1] / "assets" / "mini"
 
@@ -82,23 +83,58 @@ class Answer:
     trace: Trace
 
 
+@dataclass(frozen=True)
+class Token:
+    """One more token of an answer that is being made.
+
+    What the hooks have noted so far is read only when asked for, so that whoever looks pays, not the run.
+
+    Attributes:
+        text: the whole text so far.
+        time_s: seconds since the call of generate.
+        number: tokens so far.
+    """
+
+    text: str
+    time_s: float
+    number: int
+    session: Session
+
+    def start(self) -> Trace:
+        """What happened in the prefill."""
+        return self.session.traces(1)[0]
+
+    def prefix(self) -> list[int | None]:
+        """Experts kept per layer by the forward that gave this token; None where all."""
+        return self.session.record.kept(0, self.number - 1)
+
+
 class _Watch(StoppingCriteria):
-    """Sees every token as it comes: notes its time, passes the text on, and stops when asked to."""
+    """Sees every token as it comes: notes its time, passes it on, and stops when asked to."""
 
     def __init__(
-        self, decode: Callable[[Tensor], str], prompt: int, on_text: Callable[[str], None], stop: threading.Event
+        self,
+        session: Session,
+        decode: Callable[[Tensor], str],
+        prompt: int,
+        on_token: Callable[[Token], None],
+        stop: threading.Event,
     ):
-        self.decode, self.prompt, self.on_text, self.stop = decode, prompt, on_text, stop
+        self.session, self.decode, self.prompt, self.on_token, self.stop = session, decode, prompt, on_token, stop
         self.began = time.perf_counter()
         self.times: list[float] = []
+        self.ends: list[int] = []
+        self.text = ""
 
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
         if input_ids.is_cuda:
             torch.cuda.synchronize(input_ids.device)
         self.times.append(time.perf_counter() - self.began)
-        text = self.decode(input_ids[0, self.prompt :])
-        if not text.endswith("\ufffd"):  # half of a character
-            self.on_text(text)
+        self.text = self.decode(input_ids[0, self.prompt :])
+        half = self.text.endswith("\ufffd")  # of a character
+        self.ends.append(len(self.text) - half)
+        if not half:
+            self.on_token(Token(self.text, self.times[-1], len(self.times), self.session))
         return torch.full((len(input_ids),), self.stop.is_set(), device=input_ids.device)
 
 
@@ -134,7 +170,8 @@ def encode(loaded: Loaded, asked: Sequence[tuple[Image.Image, str]]) -> dict[str
 
 
 @contextmanager
-def _out_of_memory_is_told() -> Iterator[None]:
+def out_of_memory_is_told() -> Iterator[None]:
+    """Out of memory becomes a ValueError whose message says what to do."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -150,50 +187,74 @@ def ask(
     method: Method = Dense(),  # noqa: B008 (frozen)
     *,
     max_new_tokens: int = 64,
-    on_text: Callable[[str], None] = lambda text: None,
+    on_token: Callable[[Token], None] = lambda token: None,
     stop: threading.Event | None = None,
+    read_gate: bool = False,
 ) -> Answer:
     """Ask `question` about `image`, greedily decoded.
 
     Args:
-        on_text: called with the whole text so far, after every token.
-        stop: when set, the answer ends after the token at hand.
+        on_token: called after every token.
+        stop: when set, the answer ends with the layer at hand.
+        read_gate: after the answer, note what the gate reads after every candidate; for `Dense`, where nothing leaves.
 
     Raises:
-        ValueError: picture, question or method don't fit; the message says what to do.
+        ValueError: picture, question or method don't fit, and the message says what to do; or the answer was stopped
+            before its first token.
     """
     tokenizer = loaded.processor.tokenizer
     decode = lambda ids: tokenizer.decode(ids, skip_special_tokens=True).strip()  # noqa: E731
     with (
-        _out_of_memory_is_told(),
+        out_of_memory_is_told(),
         loaded.lock,
         attach(loaded.model, method, loaded.calibration) as session,
         torch.inference_mode(),
     ):
         inputs = encode(loaded, [(load_image(image), question)])
         prompt = inputs["input_ids"].shape[1]
-        watch = _Watch(decode, prompt, on_text, stop or threading.Event())
-        ids = session.generate(inputs, max_new_tokens=max_new_tokens, do_sample=False, stopping_criteria=[watch])
+        session.stop = stop = stop or threading.Event()
+        if read_gate and loaded.calibration and loaded.calibration.gate:
+            session.keep = loaded.calibration.gate.candidates
+        watch = _Watch(session, decode, prompt, on_token, stop)
+        try:
+            session.generate(inputs, max_new_tokens=max_new_tokens, do_sample=False, stopping_criteria=[watch])
+        except Stopped:
+            if not watch.times:
+                raise ValueError("Stopped before the first token.") from None
+            session.record.lengths = [len(watch.times)]
         trace = session.traces()[0]
-    trace.question, trace.answer = question, decode(ids[0, prompt:])
-    trace.token_times_s = watch.times
+        if session.keep and loaded.calibration:
+            trace.gate = _readings(session, loaded.calibration)
+    trace.question, trace.answer = question, watch.text
+    trace.token_times_s, trace.token_ends = watch.times, watch.ends
     trace.ttft_s = watch.times[0]
     if len(watch.times) > 1:
         trace.tpot_s = (watch.times[-1] - watch.times[0]) / (len(watch.times) - 1)
     return Answer(trace.answer, trace)
 
 
-def stream(*args: Any, **options: Any) -> Iterator[str | Answer]:
-    """`ask` as a generator: the text so far after every token, and the `Answer` at the end.
+def _readings(session: Session, calibration: Calibration) -> list[GateReading]:
+    """What the gate reads in the kept states of a prefill in which nothing left."""
+    gate, cache = calibration.gate, session.cache
+    assert gate is not None
+    text = cache.text_after_image if calibration.gate_text == "after image" else cache.text
+    return [
+        GateReading(layer, gate(layer, text_features(session.states[layer], text)).item()) for layer in gate.candidates
+    ]
 
-    Closing it stops the answer within a token. An error in `ask` is raised here.
+
+def stream(*args: Any, beat_s: float | None = None, **options: Any) -> Iterator[Token | Answer | None]:
+    """`ask` as a generator: every `Token`, and the `Answer` at the end.
+
+    Closing it stops the answer within a layer; but a generator can't be closed while it waits, so with `beat_s` it
+    also gives None whenever that many seconds pass without a token. An error in `ask` is raised here.
     """
-    events: queue.Queue[str | Answer | BaseException] = queue.Queue()
+    events: queue.Queue[Token | Answer | BaseException] = queue.Queue()
     stop = threading.Event()
 
     def work() -> None:
         try:
-            events.put(ask(*args, on_text=events.put, stop=stop, **options))
+            events.put(ask(*args, on_token=events.put, stop=stop, **options))
         except BaseException as error:
             events.put(error)
 
@@ -201,7 +262,11 @@ def stream(*args: Any, **options: Any) -> Iterator[str | Answer]:
     thread.start()
     try:
         while True:
-            event = events.get()
+            try:
+                event = events.get(timeout=beat_s)
+            except queue.Empty:
+                yield None
+                continue
             if isinstance(event, BaseException):
                 raise event
             yield event

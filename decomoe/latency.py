@@ -7,7 +7,7 @@ TTFT and TPOT from `bench` or a trace.
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -51,6 +51,17 @@ class Phase:
         return {"vision encoder": self.vision, **summed, "rest": self.rest}
 
 
+@dataclass(frozen=True)
+class Span:
+    """A stretch of work on one part, in seconds since the answer began. `forward` 0 is the prefill."""
+
+    part: str
+    layer: int | None
+    forward: int
+    start: float
+    end: float
+
+
 @dataclass
 class Breakdown:
     """One answer. `decode` is the mean over its `steps` forwards after the first token; None without any."""
@@ -58,6 +69,22 @@ class Breakdown:
     prefill: Phase
     decode: Phase | None
     steps: int
+    spans: list[Span] = field(default_factory=list)
+
+    def chrome_trace(self, name: str) -> list[dict[str, Any]]:
+        """Events in the format that chrome://tracing and Perfetto open; times in microseconds."""
+        return [
+            {
+                "name": span.part if span.layer is None else f"{span.part} {span.layer}",
+                "cat": "decode" if span.forward else "prefill",
+                "ph": "X",
+                "ts": round(span.start * 1e6, 1),
+                "dur": round((span.end - span.start) * 1e6, 1),
+                "pid": name,
+                "tid": name,
+            }
+            for span in self.spans
+        ]
 
 
 @dataclass
@@ -67,6 +94,7 @@ class _Stopwatch:
     device: torch.device
     spent: list[dict[Any, float]] = field(default_factory=lambda: [{}])  # per forward, {(part, layer): seconds}
     stack: list[Any] = field(default_factory=lambda: [("rest", None)])
+    spans: list[Span] = field(default_factory=list)
     since: float = 0.0
 
     def split(self) -> None:
@@ -74,7 +102,9 @@ class _Stopwatch:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         now, owner = time.perf_counter(), self.stack[-1]
+        part, layer = owner
         self.spent[-1][owner] = self.spent[-1].get(owner, 0.0) + now - self.since
+        self.spans.append(Span(part, layer, len(self.spent) - 1, self.since, now))
         self.since = now
 
     def start(self, part: str, layer: int | None, *_: Any) -> None:
@@ -177,12 +207,13 @@ def profile(
         watch = _Stopwatch(model.device)
         with _watched(session.parts, watch):
             watch.split()
-            watch.spent = [{}]
+            watch.spent, watch.spans, began = [{}], [], watch.since
             session.generate(inputs, **options)
     prefill, *decode = watch.spent[:-1]  # what comes after the last forward belongs to no phase
     layers = len(session.parts.layers)
     mean = {key: sum(step.get(key, 0.0) for step in decode) / len(decode) for step in decode for key in step}
-    return Breakdown(_phase(prefill, layers), _phase(mean, layers) if decode else None, len(decode))
+    spans = [replace(span, start=span.start - began, end=span.end - began) for span in watch.spans]
+    return Breakdown(_phase(prefill, layers), _phase(mean, layers) if decode else None, len(decode), spans)
 
 
 def _phase(spent: dict[Any, float], layers: int) -> Phase:

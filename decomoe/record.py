@@ -122,13 +122,14 @@ class Record:
             used.append([int((found[layer] < experts).sum()) if layer in found else 0 for layer in layers])
         return used
 
-    def trace(self, row: int) -> Trace:
-        """What happened to one row, up to its end token.
+    def trace(self, row: int, generated: int | None = None) -> Trace:
+        """What happened to one row, up to its end token, or to so many `generated` tokens.
 
         Method, gate and question are the caller's to fill in; FLOPs wait for the gate.
         """
         config, cache = self.parts.config, self.cache
-        generated = self.lengths[row] if self.lengths else len(self.chosen)
+        if generated is None:
+            generated = self.lengths[row] if self.lengths else len(self.chosen)
         visual, text = int(cache.visual[row].sum()), int(cache.text[row].sum())
         live, cached = self.live[:, row].tolist(), self._counts()[:, row].tolist()
         steps = max(0, generated - 1)
@@ -161,6 +162,12 @@ class Record:
             GateReading(layer, self.readings[row].get(layer) if last is None or layer <= last else None)
             for layer in candidates
         ]
+
+    def kept(self, row: int, step: int) -> list[int | None]:
+        """Experts that one finished forward kept, per layer; None where all."""
+        limited, experts = self.limited[step], self.parts.config.num_experts
+        lengths = [int(limited[layer][0, row]) if layer in limited else experts for layer in range(len(self.live))]
+        return [length if length < experts else None for length in lengths]
 
     def add_flops(self, trace: Trace, gate_width: int) -> None:
         """Count the FLOPs of a finished trace."""

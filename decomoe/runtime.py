@@ -1,5 +1,6 @@
 """Attaches a method to a model. The only file that registers hooks; they live inside a `with`."""
 
+import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -44,6 +45,10 @@ class Prefill:
     rope_deltas: Tensor | None
 
 
+class Stopped(Exception):
+    """The session's `stop` event was set."""
+
+
 class Session:
     """One method at work on one model, one batch of questions at a time. Made by `attach`."""
 
@@ -53,6 +58,7 @@ class Session:
         self.record: Any = None  # its Record
         self.deepstack: list[Tensor] = []  # what the batch's visual tokens get after the first layers
         self.keep: Collection[int] = ()  # layers whose output in prefill goes to `states`
+        self.stop: threading.Event | None = None  # once set, the next layer raises `Stopped`
 
     # --- what callers use ------------------------------------------------------------------------------------------
 
@@ -146,11 +152,11 @@ class Session:
         self.record.lengths = _lengths(ids.cpu(), parts.model.generation_config.eos_token_id)
         return ids, logits
 
-    def traces(self) -> list[Trace]:
-        """What happened to each row of the last batch, up to its end token."""
+    def traces(self, generated: int | None = None) -> list[Trace]:
+        """What happened to each row of the last batch, up to its end token, or to so many `generated` tokens."""
         traces = []
         for row in range(len(self.record.exits)):
-            trace = self.record.trace(row)
+            trace = self.record.trace(row, generated)
             trace.method, trace.settings = self.method.name, self.method.settings()
             trace.theta, trace.gate = self.decider.theta, self.record.gate(row, self.decider.candidates)
             self.record.add_flops(trace, self.decider.gate_width)
@@ -180,6 +186,8 @@ class Session:
 
     def enter(self, layer: int, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict]:
         """Pre-hook of a decoder layer: let tokens go, then give the layer what belongs to those that are left."""
+        if self.stop is not None and self.stop.is_set():
+            raise Stopped
         hidden = args[0]
         if not self.decoding:
             self.full_rotary = kwargs["position_embeddings"]

@@ -66,6 +66,8 @@ class Trace:
         kv_bytes: size of the KV cache at the end; `kv_bytes_dense`: what it would be with nothing removed.
         ttft_s: seconds from the call of generate to the first token (vision encoder included).
         tpot_s: mean seconds per further token, None if there was only one.
+        token_times_s: when each token came, in seconds like `ttft_s`; token_ends: how many characters the answer had
+            then.
     """
 
     method: str
@@ -91,6 +93,7 @@ class Trace:
     ttft_s: float | None = None
     tpot_s: float | None = None
     token_times_s: list[float] = field(default_factory=list)
+    token_ends: list[int] = field(default_factory=list)
     flops: Flops = field(default_factory=Flops)
     schema: int = SCHEMA
 

@@ -10,6 +10,7 @@ from decomoe.ask import load
 from decomoe.ui.page import build, launch_options
 
 ROOT = Path(__file__).parents[1]
+EXAMPLE = 2  # the picture of nine things
 
 
 def main(out: str = str(ROOT / "assets" / "page.png"), width: str = "1280", scheme: str = "light") -> None:
@@ -21,10 +22,12 @@ def main(out: str = str(ROOT / "assets" / "page.png"), width: str = "1280", sche
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         page = browser.new_page(viewport={"width": int(width), "height": 900}, color_scheme=scheme)
         page.goto(url)
-        page.locator("tr.tr-body, .gallery-item").first.click(timeout=PATIENCE)
-        page.wait_for_timeout(2000)
-        page.get_by_role("button", name="Ask").click()
-        expect(page.locator(".chart-note").first).to_contain_text("layer", timeout=PATIENCE)
+        page.locator(".example").nth(EXAMPLE).click(timeout=PATIENCE)
+        expect(page.locator("[data-state=done]")).to_be_attached(timeout=PATIENCE)
+        page.get_by_role("button", name="Ask", exact=True).click()
+        expect(page.locator(".pane-label")).to_be_empty(timeout=PATIENCE)
+        expect(page.locator("[data-state=done]")).to_be_attached(timeout=PATIENCE)
+        page.evaluate("scrollTo(0, 0)")
         page.wait_for_timeout(1500)
         page.screenshot(path=out, full_page=True)
         browser.close()

@@ -9,7 +9,7 @@ import torch
 from conftest import BUILDERS
 from transformers import AutoTokenizer, GotOcr2ImageProcessorPil
 
-from decomoe.ask import MINI, Answer, Loaded, ask, encode, load, stream
+from decomoe.ask import MINI, Answer, Loaded, Token, ask, encode, load, stream
 from decomoe.families import InternVLImageProcessor
 from decomoe.methods import DecoMoE, Dense
 from decomoe.mini.draw import draw
@@ -41,8 +41,9 @@ def test_dense_is_what_transformers_answers(mini, picture):
 
 
 def test_stream_grows_to_the_answer(mini, picture):
-    *texts, answer = stream(mini, picture, "Describe the picture.", DecoMoE())
+    *tokens, answer = stream(mini, picture, "Describe the picture.", DecoMoE())
     assert isinstance(answer, Answer)
+    texts = [token.text for token in tokens]
     assert len(texts) >= 5
     for earlier, later in itertools.pairwise(texts):
         assert later.startswith(earlier)
@@ -63,13 +64,73 @@ def test_closing_a_stream_stops_it_and_frees_the_model(mini, picture):
 def test_stop_ends_the_answer_within_a_token(mini, picture):
     stop, texts = threading.Event(), []
 
-    def on_text(text: str) -> None:
-        texts.append(text)
+    def on_token(token: Token) -> None:
+        texts.append(token.text)
         if len(texts) == 2:
             stop.set()
 
-    answer = ask(mini, picture, "Describe the picture.", Dense(), on_text=on_text, stop=stop)
+    answer = ask(mini, picture, "Describe the picture.", Dense(), on_token=on_token, stop=stop)
     assert answer.trace.tokens.generated == 2
+
+
+def test_stop_in_the_prefill_ends_it_between_layers(mini, picture):
+    """The layers after the one at which it was stopped never run, and the model is free again."""
+    stop, entered = threading.Event(), []
+    layers = mini.model.model.language_model.layers
+
+    def note(layer: int) -> None:
+        entered.append(layer)
+        if layer == 4:
+            stop.set()
+
+    handles = [layer.register_forward_hook(lambda *_, index=index: note(index)) for index, layer in enumerate(layers)]
+    with pytest.raises(ValueError, match="before the first token"):
+        ask(mini, picture, "Describe the picture.", Dense(), stop=stop)
+    for handle in handles:
+        handle.remove()
+    assert entered == [0, 1, 2, 3, 4]
+    assert ask(mini, picture, "Where is the camel?").text
+
+
+def test_a_waiting_stream_beats_and_can_be_closed(mini, picture):
+    with mini.lock:  # somebody else's question runs
+        waiting = stream(mini, picture, "Where is the camel?", beat_s=0.01)
+        assert next(waiting) is None
+        closing = threading.Thread(target=waiting.close)
+        closing.start()
+    closing.join()
+    assert not mini.lock.locked()
+
+
+def test_tokens_tell_what_happened_so_far(mini, picture):
+    """Read while the answer is being made, they say what the whole trace says afterwards."""
+    tokens, prefixes = [], []
+
+    def on_token(token: Token) -> None:
+        tokens.append(token.start())
+        prefixes.append(token.prefix())
+
+    trace = ask(mini, picture, "Describe the picture.", DecoMoE(exit_after=6), on_token=on_token).trace
+    assert prefixes == [trace.prefix.prefill, *trace.prefix.decode]
+    for start in tokens:
+        assert (start.exit_after, start.prefix.prefill, start.live) == (6, trace.prefix.prefill, trace.live)
+        assert start.mass["visual"] == trace.mass["visual"]
+        assert start.prefix.decode == []
+
+
+def test_gate_readings_of_a_dense_run_are_those_that_decide(mini, picture):
+    """They equal the readings of runs that exit, up to their exit; nothing else of the dense run changes."""
+    dense = ask(mini, picture, "Describe the picture.", Dense(), read_gate=True)
+    assert dense.text == plain_answer(mini, picture, "Describe the picture.")
+    assert dense.trace.exit_after is None
+    assert dense.trace.flops.sparse == dense.trace.flops.sparse_dense
+    readings = {reading.layer: reading.p_exit for reading in dense.trace.gate}
+    for theta in (0.05, 0.5, 1.0):
+        trace = ask(mini, picture, "Describe the picture.", DecoMoE(theta=theta), max_new_tokens=1).trace
+        for reading in trace.gate:
+            if reading.p_exit is not None:
+                assert reading.p_exit == pytest.approx(readings[reading.layer], abs=1e-6)
+        assert trace.exit_after == next((layer for layer, p in readings.items() if p >= theta), None)
 
 
 def test_errors_of_the_worker_thread_are_raised(mini, picture):
@@ -81,11 +142,11 @@ def test_errors_of_the_worker_thread_are_raised(mini, picture):
 
 
 def test_an_exception_in_the_listener_leaves_the_model_free(mini, picture):
-    def on_text(text: str) -> None:
+    def on_token(token: Token) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        ask(mini, picture, "Describe the picture.", on_text=on_text)
+        ask(mini, picture, "Describe the picture.", on_token=on_token)
     assert not mini.lock.locked()
     assert ask(mini, picture, "Where is the camel?", Dense()).text == plain_answer(mini, picture, "Where is the camel?")
 

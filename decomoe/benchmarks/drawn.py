@@ -9,6 +9,7 @@ from .base import Benchmark, Case, Split
 
 # Training draws seeds from 1 000 000 up (`mini.train.TRAIN_SEEDS`); nothing below is ever trained on.
 TEST_SEED, CALIBRATION_SEED = 0, 500_000
+FRESH_SEEDS = range(700_000, 1_000_000)  # for people who want to see a picture that nothing has seen
 
 
 def drawn_image(seed: int, unseen: str | None) -> Image.Image:

@@ -1,14 +1,15 @@
 """`decomoe ask`: one question about one picture."""
 
 import argparse
-import difflib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..difference import differences
 from ..images import load_image
 from .common import check_counts, load_model
 
 if TYPE_CHECKING:
+    from ..ask import Token
     from ..methods import Method
     from ..trace import Trace
 
@@ -64,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
         if options.compare and not options.json:
             print(f"{method.name}: ", end="", flush=True)
         show = _Printer(quiet=options.json)
-        trace = ask(loaded, image, options.question, method, max_new_tokens=options.max_new_tokens, on_text=show).trace
+        trace = ask(loaded, image, options.question, method, max_new_tokens=options.max_new_tokens, on_token=show).trace
         traces.append(trace)
         print(trace.to_json() if options.json else f"\n  {summary(trace)}", flush=True)
     if options.compare and not options.json:
@@ -104,10 +105,10 @@ class _Printer:
     def __init__(self, quiet: bool) -> None:
         self.quiet, self.shown = quiet, 0
 
-    def __call__(self, text: str) -> None:
+    def __call__(self, token: "Token") -> None:
         if not self.quiet:
-            print(text[self.shown :], end="", flush=True)
-            self.shown = len(text)
+            print(token.text[self.shown :], end="", flush=True)
+            self.shown = len(token.text)
 
 
 def summary(trace: "Trace") -> str:
@@ -129,11 +130,7 @@ def difference(dense: str, ours: str) -> str:
     """Where two answers differ: [-only dense-] {+only ours+}."""
     if dense == ours:
         return "none"
-    left, right = dense.split(), ours.split()
-    words = []
-    for tag, a, b, c, d in difflib.SequenceMatcher(None, left, right, autojunk=False).get_opcodes():
-        if tag == "equal":
-            words += left[a:b]
-        else:
-            words += [f"[-{' '.join(left[a:b])}-]"] * (a < b) + [f"{{+{' '.join(right[c:d])}+}}"] * (c < d)
-    return " ".join(words)
+    pieces = []
+    for left, right, same in differences(dense, ours):
+        pieces += [left] if same else [f"[-{left}-]"] * bool(left) + [f"{{+{right}+}}"] * bool(right)
+    return " ".join(pieces)

@@ -44,8 +44,8 @@ def add(loaded: Loaded) -> None:
                     trace = json.loads(event.trace.to_json()) | {"model": loaded.name}  # not where it lies on the disk
                     full = {"trace": trace} if with_trace is True else {}
                     yield Row.of(spec, event.trace, None).to_json() | full
-                else:
-                    yield {"answer": event}
+                elif event is not None:
+                    yield {"answer": event.text}
         except Exception as error:
             raise gr.Error(sentence(error), duration=None, print_exception=False) from error
 

@@ -1,91 +1,349 @@
 """The Ask tab: a picture, a question, the dense and the DecoMoE answer, and what was cut."""
 
-import json
+import itertools
+import random
+import time
 from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
+from PIL import Image
 
-from ..ask import MINI, Answer, Loaded, stream
-from ..methods import Dense, from_toggles
+from ..ask import MINI, Answer, Loaded, Token, encode, out_of_memory_is_told, stream
+from ..benchmarks.drawn import FRESH_SEEDS
+from ..experts import expert_order
+from ..families import parts_of
+from ..latency import profile
+from ..methods import METHODS, DecoMoE, Dense, from_toggles
+from ..mini.draw import draw
+from ..mini.examples import Example, examples
+from ..trace import PerLayer, Trace
+from . import panes
 from .chart import chart
 from .common import sentence
-from .guard import read_picture
-from .plots import gate_figure, prefix_figure, table
+from .guard import MAX_TOKENS, read_number, read_picture, read_question
+from .hosting import on_gpu
+from .plots import cost_figure, gate_figure, latency_figure, numbers, prefix_figure, routing_figure
+from .predict import predict
 
-EXAMPLES = Path(__file__).parents[2] / "assets" / "examples"
 MINI_NOTE = """The **mini model** behind this page is very small. It knows 224 pictograms, coloured shapes, words and \
 numbers, simple charts and tables, and ten kinds of small photos, and it makes mistakes with all of them; about \
-anything else its answers mean nothing. Try the examples."""
+anything else, most photos too, its answers mean nothing."""
+PROFILED = 5  # tokens of a profiled answer
+TRY = 5  # questions offered about a fresh picture
+BEAT_S, TEXT_S, PLOT_S = 0.2, 0.05, 0.25  # how often a waiting run looks up, and text and plots are sent at most
+ORDERS = {"calibrated": "rcep", "native": "native", "random": "random"}
+OUTSIDE = {"re-pick inside the prefix": "reroute", "drop": "drop"}
+LAST: dict[str, Any] = {"trigger_mode": "always_last"}  # of a moving slider only where it stops counts
+NAMES = {name: name for name in METHODS} | {"dense": "Dense"}
 
 
 def tab(loaded: Loaded) -> None:
     """The tab's contents; call it inside its `gr.Tab`."""
-    layers = loaded.model.config.get_text_config().num_hidden_layers
-    calibrated = loaded.calibration is not None
-    gated = loaded.calibration is not None and loaded.calibration.gate is not None
-
-    def compare(image: Any, question: str, savb: bool, rcep: bool, p: float) -> Iterator[tuple[Any, ...]]:
-        """Dense, then DecoMoE, each streaming; one after the other, because together neither time would be true."""
-        shown: list[Any] = ["", "", None, None, table(None, None)]
-        try:
-            picture = read_picture(image)
-            ours = from_toggles(layers, savb=savb, rcep=rcep, p=p if rcep else None)
-            traces = []
-            for pane, method in enumerate((Dense(), ours)):
-                for event in stream(loaded, picture, question or "", method, max_new_tokens=96):
-                    if isinstance(event, Answer):
-                        traces.append(event.trace)
-                        shown[pane], shown[4] = event.text, table(traces[0], traces[1] if pane else None)
-                    else:
-                        shown[pane] = event
-                    yield tuple(shown)
-            shown[2], shown[3] = gate_figure(traces[1]), prefix_figure(traces[1])
-            yield tuple(shown)
-        except Exception as error:
-            raise gr.Error(sentence(error), duration=None, print_exception=False) from error
-
+    recorded = examples() if _is_mini(loaded) else []
+    truths, traces = gr.State({}), gr.State(None)
     with gr.Row():
-        with gr.Column(scale=2):
-            picture = gr.Image(type="filepath", label="Picture", sources=["upload", "clipboard"], height=300)
-            question = gr.Textbox(label="Question", placeholder="Ask about the picture and press Enter", max_lines=1)
+        with gr.Column(scale=2, min_width=300):
+            picture, question = _picture()
             with gr.Row():
-                go = gr.Button("Ask", variant="primary")
-                stop = gr.Button("Stop")
+                go = gr.Button("Ask", variant="primary", min_width=80)
+                stop = gr.Button("Stop", min_width=80)
+            fresh = gr.Button("Draw a fresh picture", visible=_is_mini(loaded))
+            tryouts = gr.Radio([], label="Questions to try", visible=False)
+            if recorded:
+                gr.Markdown("## Examples\nRecorded answers, shown at once.", elem_classes="quiet")
+            buttons = [
+                gr.Button(example.question, icon=example.image, size="sm", elem_classes="example")
+                for example in recorded
+            ]
+            if _is_mini(loaded):
+                gr.Markdown(MINI_NOTE, elem_classes="quiet")
+        with gr.Column(scale=3, min_width=300):
+            answers = panes.panes()
+            knobs, baseline, length = _knobs(loaded)
             with gr.Row():
-                savb = gr.Checkbox(gated, label="SAVB", info="the gate picks the exit layer", interactive=gated)
-                rcep = gr.Checkbox(calibrated, label="RCEP", info="keep a prefix of experts", interactive=calibrated)
-            p = gr.Slider(
-                0.05,
-                1.0,
-                value=loaded.calibration.p if loaded.calibration else 0.7,
-                step=0.05,
-                label="p",
-                info="share of the routed mass that the prefix covers",
-            )
-            if (EXAMPLES / "examples.json").is_file():
-                rows = json.loads((EXAMPLES / "examples.json").read_text())
-                gr.Examples([[str(EXAMPLES / row["image"]), row["question"]] for row in rows], [picture, question])
-            if Path(loaded.model.name_or_path) == MINI:
-                gr.Markdown(MINI_NOTE)
-        with gr.Column(scale=3):
-            with gr.Row():
-                dense = gr.Textbox(label="Dense answer", lines=3, interactive=False, elem_id="dense-answer")
-                ours = gr.Textbox(label="DecoMoE answer", lines=3, interactive=False, elem_id="decomoe-answer")
-            gate = chart("Exit: the gate's probability per candidate layer")
-            prefix = chart("Experts kept per layer")
-            numbers = gr.Markdown(table(None, None), elem_id="numbers")
-    asked = gr.on(
-        [question.submit, go.click],
-        compare,
-        [picture, question, savb, rcep, p],
-        [dense, ours, gate, prefix, numbers],
-        preprocess=False,  # the picture's own file: gr.Image would not turn it upright
-        show_progress="minimal",
-        concurrency_limit=1,
-        concurrency_id="model",
-        trigger_mode="once",
-        api_name="compare",
+                with gr.Column(min_width=300):
+                    gate = chart("Exit: how sure the gate is, layer by layer")
+                with gr.Column(min_width=300):
+                    prefix = chart("Experts kept per layer")
+            routing = chart("Routing: which experts the tokens go to")
+            table = gr.HTML(numbers(None, None), elem_id="numbers")
+            cost = chart("Costs against dense")
+            profiling = gr.Button("Where did the time go?")
+            latency = chart("Time by part and layer, from a profiled run of its own")
+
+    shown = [answers, table, gate, prefix, routing, cost, traces]
+    hidden: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+    # preprocess=False: the picture's own file; gr.Image would not turn it upright
+    slow: dict[str, Any] = {"preprocess": False, "concurrency_limit": 1, "concurrency_id": "model", **hidden}
+    slow |= {"trigger_mode": "once"}
+    quick: dict[str, Any] = {"queue": False, **hidden}
+    asking = [picture, question, truths, baseline, length, *knobs]
+    asked = gr.on([question.submit, go.click], on_gpu(2, 96)(partial(_run, loaded)), asking, shown, **slow)
+    slow["show_progress"] = "minimal"
+    profiling.click(
+        on_gpu(4, PROFILED)(partial(_profile, loaded)), [picture, question, baseline, *knobs], [latency], **slow
     )
-    stop.click(None, cancels=[asked], api_visibility="private")
+    stop.click(_stopped, [answers], [answers], cancels=[asked], **quick)
+    turned: list[Any] = [knob.change for knob in knobs]
+    gr.on(turned, partial(_predict, loaded), [traces, *knobs], [gate, prefix, routing], **quick | LAST)
+    for button, example in zip(buttons, recorded, strict=True):
+        button.click(partial(_recorded, loaded, example), None, [picture, question, truths, tryouts, *shown], **quick)
+    fresh.click(_fresh, None, [picture, question, truths, tryouts], **quick)
+    tryouts.input(lambda chosen: chosen, [tryouts], [question], **quick)
+    picture.input(lambda: ({}, gr.Radio([], visible=False)), None, [truths, tryouts], **quick)
+
+
+def _is_mini(loaded: Loaded) -> bool:
+    return Path(loaded.model.name_or_path) == MINI
+
+
+def _picture() -> tuple[gr.Image, gr.Textbox]:
+    picture = gr.Image(
+        type="filepath",
+        format="png",
+        label="Picture",
+        sources=["upload", "clipboard", "webcam"],
+        height=260,
+        elem_id="picture",
+    )
+    return picture, gr.Textbox(label="Question", placeholder="Ask about the picture and press Enter", max_lines=1)
+
+
+def _knobs(loaded: Loaded) -> tuple[list[Any], gr.Dropdown, gr.Number]:
+    """The knobs that `_method` takes, the baseline and the answer's length."""
+    calibration = loaded.calibration
+    gated = calibration is not None and calibration.gate is not None
+    p_value, theta_value = (calibration.p, calibration.theta) if calibration else (0.7, 0.5)
+    orders = list(ORDERS) if calibration else list(ORDERS)[1:]
+    with gr.Row():
+        savb = gr.Checkbox(gated, label="SAVB", info="the gate picks the exit layer", interactive=gated)
+        rcep = gr.Checkbox(calibration is not None, label="RCEP", info="keep a prefix of the experts")
+    with gr.Row():
+        p = gr.Slider(0.05, 1, p_value, step=0.05, label="p", info="share of routed mass to cover")
+        theta = gr.Slider(
+            0.01, 1, theta_value, step=0.01, label="θ", info="how sure the gate must be", interactive=gated
+        )
+    with gr.Accordion("More", open=False):
+        with gr.Row():
+            exit_after = gr.Number(
+                0, precision=0, minimum=0, label="Forced exit", info="after this layer; 0: by the switches"
+            )
+            keep = gr.Number(0, minimum=0, maximum=1, step=0.05, label="Keep ratio", info="share of experts; 0: by p")
+        with gr.Row():
+            order = gr.Radio(orders, value=orders[0], label="Order of the experts")
+            outside = gr.Radio(list(OUTSIDE), value=next(iter(OUTSIDE)), label="Routes outside the prefix")
+        with gr.Row():
+            methods = [(title, name) for name, title in NAMES.items() if name != DecoMoE.name]
+            baseline = gr.Dropdown(methods, value=Dense.name, label="Baseline", info="on the left")
+            length = gr.Number(96, precision=0, minimum=1, maximum=MAX_TOKENS, label="Length", info="tokens at most")
+    return [savb, rcep, p, theta, exit_after, keep, order, outside], baseline, length
+
+
+def _method(
+    loaded: Loaded,
+    savb: bool,
+    rcep: bool,
+    p: float,
+    theta: float,
+    exit_after: float | None,
+    keep_ratio: float | None,
+    order: str,
+    outside: str,
+) -> DecoMoE:
+    """What the knobs mean."""
+    return from_toggles(
+        loaded.model.config.get_text_config().num_hidden_layers,
+        savb=savb,
+        rcep=rcep,
+        exit_after=int(exit_after or 0) or None,
+        theta=theta,
+        p=p if rcep and not keep_ratio else None,
+        keep_ratio=(keep_ratio or None) if rcep else None,
+        order=ORDERS[order],
+        outside=OUTSIDE[outside],
+    )
+
+
+def _orders(loaded: Loaded) -> list[list[int]]:
+    """(L, E), the native experts in prefix order."""
+    calibration = loaded.calibration
+    return (expert_order(parts_of(loaded.model)) if calibration is None else calibration.orders).tolist()
+
+
+_runs = itertools.count(1)
+
+
+def _run(
+    loaded: Loaded,
+    image: Any,
+    question: str,
+    truths: dict[str, str],
+    baseline: str,
+    length: float | None,
+    *knobs: Any,
+) -> Iterator[tuple[Any, ...]]:
+    """The baseline, then DecoMoE, each streaming; one after the other, because together neither time would be true."""
+    try:
+        picture, asked = read_picture(image), read_question(question)
+        ours = _method(loaded, *knobs)
+        first = METHODS[baseline]()
+        view = _View(loaded, (NAMES[baseline], "DecoMoE"))
+        for method in (first, ours):
+            events: Any = stream(
+                loaded,
+                picture,
+                asked,
+                method,
+                max_new_tokens=int(read_number("Length", length, 1, MAX_TOKENS)),
+                read_gate=first == Dense() and method is first,
+                beat_s=BEAT_S,
+            )
+            with closing(events):
+                for event in events:
+                    yield view.token(event) if isinstance(event, Token | None) else view.answer(event, ours)
+        yield view.done(truths.get(question.strip()), question)
+    except Exception as error:
+        raise gr.Error(sentence(error), duration=None, print_exception=False) from error
+
+
+class _View:
+    """What the outputs show while one question runs. Charts that don't change are not sent."""
+
+    def __init__(self, loaded: Loaded, titles: tuple[str, str]) -> None:
+        self.loaded, self.titles = loaded, titles
+        self.orders = _orders(loaded)
+        self.traces: list[Trace] = []
+        self.start: Trace | None = None  # of DecoMoE, as far as it has come
+        self.status, self.text = f"{titles[0]} is answering.", ""
+        self.sent = {"text": 0.0, "plot": 0.0}
+
+    def _out(self, table: Any = None, gate: Any = None, prefix: Any = None, routing: Any = None) -> tuple[Any, ...]:
+        dense = self.traces[0] if self.traces else None
+        answers = panes.running(self.titles, dense, self.text, self.status)
+        return answers, *(gr.skip() if x is None else x for x in (table, gate, prefix, routing)), gr.skip(), gr.skip()
+
+    def _due(self, what: str, every: float) -> bool:
+        """Whether it was last sent long enough ago; if so it counts as sent."""
+        now = time.monotonic()
+        due = now - self.sent[what] >= every
+        if due:
+            self.sent[what] = now
+        return due
+
+    def token(self, token: Token | None) -> tuple[Any, ...]:
+        """A token has come, or nothing for a while."""
+        if token is None:
+            return self._out()
+        if self._due("text", TEXT_S):
+            self.text = token.text
+        if not self.traces:
+            return self._out()
+        if self.start is None:
+            self.start = token.start()
+            self.status = f"DecoMoE is answering. {panes.exit_sentence(self.start)}"
+            return self._out(
+                gate=gate_figure(self.start),
+                prefix=prefix_figure(self.start),
+                routing=routing_figure(self.start, self.orders),
+            )
+        if not self._due("plot", PLOT_S):
+            return self._out()
+        self.start.prefix = PerLayer(self.start.prefix.prefill, [token.prefix()])
+        return self._out(prefix=prefix_figure(self.start))
+
+    def answer(self, answer: Answer, ours: DecoMoE) -> tuple[Any, ...]:
+        """One method is done; from a dense run follows what DecoMoE will do."""
+        self.traces.append(answer.trace)
+        self.text, self.status = "", "DecoMoE is answering."
+        if len(self.traces) > 1:
+            self.text = answer.text
+            return self._out()
+        table = numbers(self.traces[0], None, self.titles[0])
+        if not answer.trace.gate:
+            return self._out(table)
+        foreseen = predict(self.loaded, answer.trace, ours)
+        return self._out(
+            table,
+            gate_figure(foreseen, predicted=True),
+            prefix_figure(foreseen, predicted=True),
+            routing_figure(foreseen, self.orders, predicted=True),
+        )
+
+    def done(self, truth: str | None, question: str) -> tuple[Any, ...]:
+        """Both are done."""
+        traces = (self.traces[0], self.traces[1])
+        return _everything(traces, self.orders, self.titles, truth, "", f"{next(_runs)}")
+
+
+def _everything(
+    traces: tuple[Trace, Trace],
+    orders: list[list[int]],
+    titles: tuple[str, str],
+    truth: str | None,
+    label: str,
+    run: str | None,
+) -> tuple[Any, ...]:
+    """All outputs for two finished traces."""
+    dense, ours = traces
+    return (
+        panes.done(traces, titles, truth, label, run),
+        numbers(dense, ours, titles[0]),
+        gate_figure(ours),
+        prefix_figure(ours),
+        routing_figure(ours, orders),
+        cost_figure(dense, ours),
+        traces,
+    )
+
+
+def _stopped(shown: panes.Shown) -> panes.Shown:
+    """What has come so far stays."""
+    return {**shown, "state": "stopped", "status": "Stopped."} if shown.get("state") == "running" else shown
+
+
+def _predict(loaded: Loaded, traces: tuple[Trace, Trace] | None, *knobs: Any) -> tuple[Any, ...]:
+    """What the knobs would do to the last question, from its dense run."""
+    if not traces or not traces[0].gate:
+        return gr.skip(), gr.skip(), gr.skip()
+    try:
+        foreseen = predict(loaded, traces[0], _method(loaded, *knobs))
+    except ValueError as error:
+        raise gr.Error(sentence(error), duration=None, print_exception=False) from error
+    figures = gate_figure(foreseen, True), prefix_figure(foreseen, True)
+    return *figures, routing_figure(foreseen, _orders(loaded), True)
+
+
+def _profile(loaded: Loaded, image: Any, question: str, baseline: str, *knobs: Any) -> Any:
+    """Where the time of this question goes, in a run of its own."""
+    try:
+        picture, asked = read_picture(image), read_question(question)
+        methods = {NAMES[baseline]: METHODS[baseline](), "DecoMoE": _method(loaded, *knobs)}
+        with out_of_memory_is_told(), loaded.lock:
+            inputs = encode(loaded, [(picture, asked)])
+            found = {
+                name: profile(loaded.model, method, inputs, loaded.calibration, PROFILED)
+                for name, method in methods.items()
+            }
+        return latency_figure(found)
+    except Exception as error:
+        raise gr.Error(sentence(error), duration=None, print_exception=False) from error
+
+
+def _recorded(loaded: Loaded, example: Example) -> tuple[Any, ...]:
+    """An example with what was recorded of it; the model is not asked."""
+    label = f"Recorded on {example.date}, {example.machine}. Press Ask to run it here."
+    everything = _everything(example.traces, _orders(loaded), ("Dense", "DecoMoE"), example.answer, label, None)
+    truths = {example.question: example.answer}
+    return Image.open(example.image), example.question, truths, gr.Radio([], visible=False), *everything
+
+
+def _fresh() -> tuple[Any, ...]:
+    """A picture that neither training nor calibration nor evaluation has seen, and questions with true answers."""
+    drawn = draw(random.choice(FRESH_SEEDS))
+    truths = {question.text: question.answer for question in drawn.questions if "\n" not in question.text}
+    choices = random.sample(list(truths), min(TRY, len(truths)))
+    return drawn.image, choices[0], truths, gr.Radio(choices, value=choices[0], visible=True)

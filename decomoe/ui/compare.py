@@ -127,8 +127,8 @@ def compare(
             if isinstance(event, Answer):
                 dense = event.text if method.name == "dense" else dense
                 rows = [*rows, Row.of(spec, event.trace, dense)]
-            else:
-                yield rows, f"{status}: {event}"
+            elif event is not None:
+                yield rows, f"{status}: {event.text}"
     yield rows, ""
 
 

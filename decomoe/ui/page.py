@@ -5,8 +5,7 @@ from typing import Any
 import gradio as gr
 
 from ..ask import Loaded
-from . import api, ask, compare, explore, results
-from .chart import HEAD, allow_plotly
+from . import api, ask, chart, compare, explore, panes, results
 from .common import warm_up
 from .guard import MAX_SESSIONS, MAX_UPLOAD, GuardedBlocks, app_options
 
@@ -15,16 +14,62 @@ INTRO = """# DecoMoE
 A multimodal mixture-of-experts model wastes work in two ways. **SAVB**: after some layer the question no longer needs \
 the picture, so all its tokens leave. **RCEP**: after that, most of the experts are not needed either. \
 Ask something and see what leaves, layer by layer."""
-CSS = ".chart-note {font-size: 0.9rem; margin: 0.2rem 0.5rem} footer {display: none !important}"
+CSS = (
+    """
+:root {--ours: #0072B2; --dense: #888888}
+.gradio-container {--body-text-color-subdued: #596273; --block-info-text-color: #596273;
+  --input-placeholder-color: #596273; --border-color-primary: #dfe4ec}
+.dark .gradio-container, .gradio-container.dark {--body-text-color-subdued: #b3bbc8; --block-info-text-color: #b3bbc8;
+  --input-placeholder-color: #b3bbc8; --border-color-primary: #3b4252}
+.gradio-container {max-width: min(1240px, 100vw) !important; margin: 0 auto !important}
+.gradio-container .app {max-width: 100% !important; min-width: 0 !important; box-sizing: border-box}
+.dark [role=tab].selected {color: #93c5fd !important}
+.intro {max-width: 46rem} .intro h1 {margin-bottom: 0.25rem}
+#answers, #numbers {padding: 0 !important}
+.quiet, .quiet p {font-size: 0.875rem; color: var(--body-text-color-subdued)}
+.gradio-container .wrap .or, .gradio-container .upload-container .wrap, .gradio-container span.info,
+.gradio-container .info {color: var(--body-text-color-subdued)}
+.gradio-container .numbers, .gradio-container .numbers :is(tr, td, th) {border: 0 !important;
+  background: none !important}
+.gradio-container .numbers {width: 100%; border-collapse: collapse; font-variant-numeric: tabular-nums;
+  font-size: 0.9375rem}
+.gradio-container .numbers :is(th, td) {padding: 0.3125rem 0.5rem;
+  border-bottom: 1px solid var(--border-color-primary) !important}
+.numbers td, .numbers thead th {text-align: right; white-space: nowrap}
+.numbers tbody th {text-align: left; font-weight: 500; position: relative}
+.numbers thead th {font-weight: 600}
+.help {text-decoration: underline dotted; text-underline-offset: 3px; cursor: help}
+.tip {position: absolute; left: 0; top: 100%; z-index: 10; width: min(20rem, 70vw); padding: 0.5rem 0.75rem;
+  border-radius: 6px; font-weight: 400; font-size: 0.8125rem; background: var(--body-text-color);
+  color: var(--background-fill-primary); visibility: hidden}
+.help:hover + .tip, .help:focus + .tip {visibility: visible}
+.example {justify-content: flex-start !important; text-align: left; font-weight: 400 !important; gap: 0.625rem;
+  white-space: normal}
+.example img {width: 44px !important; height: 44px !important; object-fit: cover; border-radius: 5px; margin: 0}
+.quiet h2 {font-size: 1rem}
+@media (max-width: 520px) {.gradio-container .app {padding: 0.75rem !important}}
+footer {display: none !important}
+"""
+    + chart.CSS
+    + panes.CSS
+)
+THEME = gr.themes.Soft(primary_hue="blue", secondary_hue="blue", font=["system-ui", "sans-serif"]).set(
+    color_accent="*primary_600",  # the theme's own blue is too pale to read
+    button_primary_background_fill="*primary_600",
+    button_primary_background_fill_hover="*primary_700",
+    button_secondary_background_fill_hover_dark="*neutral_700",
+    block_label_text_color="*primary_700",
+    block_title_text_color="*primary_700",
+)
 
 
 def build(loaded: Loaded) -> gr.Blocks:
     """The page for one loaded model; nothing is launched."""
-    allow_plotly()
+    chart.allow_plotly()
     warm_up(loaded)
     with GuardedBlocks(title="DecoMoE", analytics_enabled=False, delete_cache=(600, 3600)) as page:
         api.add(loaded)  # first, so that its names are free
-        gr.Markdown(INTRO)
+        gr.Markdown(INTRO, elem_classes="intro")
         with gr.Tabs():
             for name, tab in TABS.items():
                 with gr.Tab(name):
@@ -41,9 +86,9 @@ def launch_options(loaded: Loaded, port: int | None = None) -> dict[str, Any]:
     """What the page needs at launch."""
     return {
         "server_port": port,
-        "head": HEAD,
+        "head": chart.HEAD,
         "css": CSS,
-        "theme": gr.themes.Soft(font=["system-ui", "sans-serif"]),
+        "theme": THEME,
         "max_file_size": MAX_UPLOAD,
         "state_session_capacity": MAX_SESSIONS,
         "show_error": False,
