@@ -95,11 +95,23 @@ def test_questions_have_answers_that_the_picture_bears_out(kind, photos):
     assert checked > 100 or kind in ("chart", "shape")
 
 
+def test_what_is_nowhere_is_not_in_the_picture():
+    asked = 0
+    for seed in range(100):
+        picture = draw(seed, kind="objects")
+        nouns = {THINGS[thing] for thing in picture.things}
+        for question in picture.questions:
+            if question.answer == "nowhere":
+                asked += 1
+                assert question.text.lower().rstrip("?").removeprefix("where is the ") not in nouns
+    assert asked > 20
+
+
 def test_where_things_are_is_where_they_are_labelled():
     """Single objects: the place that is told holds the middle of what was drawn."""
     for seed in range(400):
         picture = draw(seed, kind="objects")
-        located = [q for q in picture.questions if q.kind == "locate"]
+        located = [q for q in picture.questions if q.kind == "locate" and q.answer != "nowhere"]
         if len(set(picture.things)) != 2 or not located:  # one object and nothing else
             continue
         columns, rows = picture.image.width // TOKEN, picture.image.height // TOKEN

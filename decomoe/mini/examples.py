@@ -17,11 +17,11 @@ FOLDER = Path(__file__).parents[2] / "assets" / "examples"
 PICKED = (  # (name, seed, size, kind of picture, kind of question)
     ("chart", 90_005, (192, 192), "chart", "chart"),
     ("objects", 90_012, (192, 160), "objects", "describe"),
-    ("nine-things", 90_006, (192, 160), "objects", "name"),
+    ("nine-things", 90_005, (192, 160), "objects", "name"),
     ("table", 90_001, (192, 192), "table", "table"),
     ("text", 90_000, (192, 192), "text", "text color"),
     ("pie", 90_001, (192, 192), "chart", "compare"),
-    ("four-things", 90_011, (192, 160), "objects", "color"),
+    ("five-things", 90_009, (192, 160), "objects", "color"),
 )
 
 
