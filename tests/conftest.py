@@ -6,10 +6,12 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from browser import PATIENCE, chromium, opened, watched
 from torch import Tensor
 from transformers import (
     InternVLConfig,
@@ -18,6 +20,8 @@ from transformers import (
     Qwen3VLMoeConfig,
     Qwen3VLMoeForConditionalGeneration,
 )
+
+from decomoe.mini.draw import draw
 
 torch.set_num_threads(1)  # tiny models: threads only cost
 LAYERS, EXPERTS, TOP_K, WIDTH, VOCABULARY, IMAGE = 6, 8, 2, 32, 64, 60
@@ -163,3 +167,50 @@ def site(tmp_path_factory) -> Iterator[Site]:
         _, url, _ = page.launch(**options)
         yield Site(url, loaded, page)
         page.close()
+
+
+@pytest.fixture(scope="session")
+def loaded(site) -> Any:
+    """The model behind the page."""
+    return site.loaded
+
+
+@pytest.fixture(scope="session")
+def address(site) -> str:
+    return site.url
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    # closed after each module: its event loop runs in the main thread
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def context(browser) -> Iterator[Any]:
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    context.set_default_timeout(PATIENCE)
+    yield context
+    context.close()
+
+
+@pytest.fixture(scope="module")
+def shared(context) -> Any:
+    """One page for all tests; what it fetches stays cached."""
+    return watched(context.new_page())
+
+
+@pytest.fixture
+def page(shared, address) -> Iterator[Any]:
+    """The page as somebody finds it who has just come."""
+    opened(shared, address)
+    shared.problems.clear()
+    yield shared
+    assert shared.problems == []
+
+
+@pytest.fixture
+def picture(tmp_path) -> Path:
+    draw(3, kind="objects").image.save(tmp_path / "picture.png")
+    return tmp_path / "picture.png"

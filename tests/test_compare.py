@@ -4,9 +4,9 @@ import html
 import json
 
 import pytest
+from browser import PATIENCE, watched
 from markdown_it import MarkdownIt
 from playwright.sync_api import expect
-from test_page import PATIENCE, browser, is_outside  # noqa: F401 (a fixture)
 from visitor import png
 
 from decomoe.ask import ask
@@ -100,12 +100,9 @@ def test_the_trade_off_shows_each_method_that_answered():
 
 
 @pytest.fixture
-def tab(browser, site):  # noqa: F811
-    page = browser.new_page()
+def tab(browser, site):
+    page = watched(browser.new_page())
     page.set_default_timeout(PATIENCE)
-    page.problems = []
-    page.on("console", lambda message: page.problems.append(message.text) if message.type == "error" else None)
-    page.on("request", lambda request: page.problems.append(request.url) if is_outside(request.url) else None)
     page.goto(site.url)
     page.get_by_role("tab", name="Compare").click()
     yield page

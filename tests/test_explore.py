@@ -5,9 +5,9 @@ import json
 import gradio as gr
 import numpy as np
 import pytest
+from browser import PATIENCE
 from PIL import Image
 from playwright.sync_api import expect
-from test_page import PATIENCE, address, browser, page, picture, upload  # noqa: F401 (fixtures)
 
 from analysis.data import Data
 from analysis.figures import fig3b
@@ -99,7 +99,7 @@ def test_results_are_drawn_by_the_same_functions(tmp_path, monkeypatch):
 # --- in a browser ----------------------------------------------------------------------------------------------------
 
 
-def test_explore_in_a_browser(page, picture):  # noqa: F811 (fixtures)
+def test_explore_in_a_browser(page, picture):
     page.get_by_role("tab", name="Explore").click()
     tab = page.locator("[role=tabpanel]:visible")
     tab.locator("input[type=file]").first.set_input_files(picture)

@@ -215,7 +215,7 @@ class _View:
 
     def __init__(self, loaded: Loaded, titles: tuple[str, str]) -> None:
         self.loaded, self.titles = loaded, titles
-        self.orders = _orders(loaded)
+        self.orders, self.run = _orders(loaded), f"{next(_runs)}"
         self.traces: list[Trace] = []
         self.start: Trace | None = None  # of DecoMoE, as far as it has come
         self.status, self.text = f"{titles[0]} is answering.", ""
@@ -223,7 +223,7 @@ class _View:
 
     def _out(self, table: Any = None, gate: Any = None, prefix: Any = None, routing: Any = None) -> tuple[Any, ...]:
         dense = self.traces[0] if self.traces else None
-        answers = panes.running(self.titles, dense, self.text, self.status)
+        answers = panes.running(self.titles, dense, self.text, self.status, self.run)
         return answers, *(gr.skip() if x is None else x for x in (table, gate, prefix, routing)), gr.skip(), gr.skip()
 
     def _due(self, what: str, every: float) -> bool:
@@ -276,7 +276,7 @@ class _View:
     def done(self, truth: str | None, question: str) -> tuple[Any, ...]:
         """Both are done."""
         traces = (self.traces[0], self.traces[1])
-        return _everything(traces, self.orders, self.titles, truth, "", f"{next(_runs)}")
+        return _everything(traces, self.orders, self.titles, truth, "", self.run)
 
 
 def _everything(

@@ -111,7 +111,7 @@ def chart(label: str) -> gr.HTML:
     from; what they lack is taken from the figure) and "downloads" ({button: JSON}).
     """
     template = TEMPLATE.replace("{title}", label)
-    return gr.HTML(html_template=template, js_on_load=DRAW, container=True, padding=True)
+    return gr.HTML(label=label, show_label=False, html_template=template, js_on_load=DRAW, container=True, padding=True)
 
 
 def allow_plotly() -> None:

@@ -23,7 +23,7 @@ TEMPLATE = """<div class="panes">
 DRAW = """
 const sides = [...element.querySelectorAll('.pane')], find = (name) => element.querySelector('.pane-' + name);
 const button = find('replay'), status = element.querySelector('[role=status]');
-let frame = 0, last = null;
+let frame = 0, last = null, stopped = null;
 const say = (node, text) => { if (node.textContent !== (text || '')) node.textContent = text || ''; };
 const part = (side, name) => side.querySelector(name);
 const marked = (node, pieces) => {
@@ -70,8 +70,10 @@ const replay = () => {
   step();
 };
 const update = () => {
-  cancelAnimationFrame(frame);
   const {state: before, label: old} = element.dataset, value = props.value || {};
+  if (value.state === 'stopped') stopped = value.run;
+  if (value.state === 'running' && value.run === stopped) return;  // was under way when Stop was pressed
+  cancelAnimationFrame(frame);
   const begins = (value.state === 'running' && before !== 'running') || (value.label && value.label !== old);
   show();
   if (begins) element.scrollIntoView({block: 'nearest'});
@@ -116,14 +118,14 @@ def waiting() -> Shown:
     return {"state": "empty", "panes": [{"title": "Dense"}, {"title": "DecoMoE"}]}
 
 
-def running(titles: tuple[str, str], dense: Trace | None, text: str, status: str) -> Shown:
+def running(titles: tuple[str, str], dense: Trace | None, text: str, status: str, run: str) -> Shown:
     """While an answer is being made: the first until there is a trace of it, then the second."""
     sides = [{"title": title, "text": "", "note": ""} for title in titles]
     at = 0 if dense is None else 1
     if dense is not None:
         sides[0] |= {"text": dense.answer, "note": _note(dense)}
     sides[at]["text"] = text
-    return {"state": "running", "at": at, "panes": sides, "status": status}
+    return {"state": "running", "at": at, "panes": sides, "status": status, "run": run}
 
 
 def done(traces: tuple[Trace, Trace], titles: tuple[str, str], truth: str | None, label: str, run: str | None) -> Shown:
