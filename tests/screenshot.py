@@ -3,8 +3,8 @@
 import sys
 from pathlib import Path
 
+from browser import CHROMIUM, FLAGS, PATIENCE
 from playwright.sync_api import expect, sync_playwright
-from test_page import CHROMIUM, FLAGS, PATIENCE
 
 from decomoe.ask import load
 from decomoe.ui.page import build, launch_options
