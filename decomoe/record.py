@@ -1,5 +1,6 @@
 """What the hooks note down while one batch of questions runs, and the trace of each row that comes of it."""
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -72,6 +73,7 @@ class Record:
         self.chosen: list[dict[int, Tensor]] = []
         self.routed: list[dict[int, Routing]] = []
         self._reduced: list[dict[int, dict[str, Tensor]]] = []
+        self._lock = threading.Lock()  # the page looks from another thread
 
     def new_step(self) -> None:
         """A forward starts."""
@@ -92,16 +94,26 @@ class Record:
     @property
     def limited(self) -> list[dict[int, Tensor]]:
         """Per forward, {layer: (3, B)}: experts kept, share of mass they cover, routes computed."""
-        for limits, chosen, reduced in zip(self.limits, self.chosen, self._limited, strict=True):
-            for layer, limit in limits.items():
-                reduced[layer] = limit.summary(chosen[layer])
-            limits.clear()
-        return self._limited
+        return [self.limited_in(forward) for forward in range(len(self.limits))]
 
     @property
     def mass(self) -> list[dict[int, dict[str, Tensor]]]:
         """Per forward, {layer: {modality: (B, E)}}: routed mass by place in the model."""
-        for routed, reduced in zip(self.routed, self._reduced, strict=True):
+        return [self.mass_in(forward) for forward in range(len(self.routed))]
+
+    def limited_in(self, forward: int) -> dict[int, Tensor]:
+        """`limited` of one finished forward; the run may go on meanwhile."""
+        with self._lock:
+            limits, reduced = self.limits[forward], self._limited[forward]
+            for layer, limit in limits.items():
+                reduced[layer] = limit.summary(self.chosen[forward][layer])
+            limits.clear()
+            return reduced
+
+    def mass_in(self, forward: int) -> dict[int, dict[str, Tensor]]:
+        """`mass` of one finished forward; the run may go on meanwhile."""
+        with self._lock:
+            routed, reduced = self.routed[forward], self._reduced[forward]
             for layer, state in routed.items():
                 kinds = {"visual": state.visual, "text": state.live & ~state.visual}
                 if state.decoding:
@@ -111,7 +123,7 @@ class Record:
                     for name, tokens in kinds.items()
                 }
             routed.clear()
-        return self._reduced
+            return reduced
 
     def used_experts(self) -> list[list[int]]:
         """Per forward and layer, how many experts had at least one route; 0 at layers without experts."""
@@ -165,7 +177,7 @@ class Record:
 
     def kept(self, row: int, step: int) -> list[int | None]:
         """Experts that one finished forward kept, per layer; None where all."""
-        limited, experts = self.limited[step], self.parts.config.num_experts
+        limited, experts = self.limited_in(step), self.parts.config.num_experts
         lengths = [int(limited[layer][0, row]) if layer in limited else experts for layer in range(len(self.live))]
         return [length if length < experts else None for length in lengths]
 
@@ -178,8 +190,8 @@ class Record:
         """Experts kept, mass covered and routes computed; None (or all routes) where nothing was cut."""
         top_k, experts = self.parts.config.num_experts_per_tok, self.parts.config.num_experts
         tables: tuple[list[list[Any]], ...] = ([], [], [])
-        limited = self.limited
-        for number, step in enumerate(limited[:generated]):
+        for number in range(generated):
+            step = self.limited_in(number)
             for table in tables:
                 table.append([])
             for layer, tokens in enumerate(live):
@@ -199,7 +211,7 @@ class Record:
         """Routed mass of a row by modality, [layer][native expert]; None at layers without experts."""
         order = expert_order(self.parts)
         total: dict[str, list[list[float] | None]] = {name: [None] * len(order) for name in MODALITIES}
-        masses = self.mass[:generated]
+        masses = [self.mass_in(number) for number in range(generated)]
         for name in MODALITIES:
             for layer in masses[0]:
                 steps = [step[layer][name][row] for step in masses if name in step[layer]]

@@ -186,3 +186,19 @@ def test_internvl_tiles_and_special_tokens_in_questions(tmp_path, picture):
     alone = encode(loaded, [(wide, questions[0])])
     assert torch.equal(inputs["pixel_values"][: len(alone["pixel_values"])], alone["pixel_values"])
     assert questions[1] in processor.tokenizer.decode(inputs["input_ids"][1])
+
+
+def test_one_may_look_while_the_answer_goes_on(mini, picture, monkeypatch):
+    """What is seen of finished forwards from another thread is what the whole trace says in the end."""
+    monkeypatch.setattr(mini.model.generation_config, "eos_token_id", None)
+    looks = []
+    for event in stream(mini, picture, "Describe the picture.", DecoMoE(exit_after=9), max_new_tokens=60):
+        if isinstance(event, Answer):
+            whole = event.trace
+        else:
+            looks.append((event.number, event.start(), event.prefix()))
+    assert len(looks) == 60
+    for number, start, prefix in looks:
+        assert start.prefix.prefill == whole.prefix.prefill
+        assert start.mass["text"] == whole.mass["text"]
+        assert prefix == [whole.prefix.prefill, *whole.prefix.decode][number - 1]

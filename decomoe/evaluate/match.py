@@ -81,10 +81,10 @@ def _at(strength: float, spec: str, loaded: Loaded) -> str:
             return f"keep={weakness:.4g}"
         case "vtw":
             return f"exit_after={round(weakness * (len(parts.layers) - 1))}"
-        case "modes":  # its calibrated thresholds keep their proportion
+        case "modes":  # its calibrated thresholds keep their proportion, and lie orders of magnitude below the largest
             found = loaded.calibration.of("modes", parts) if loaded.calibration else {}
             tau = found["tau"] / found["tau"].max() if found else torch.ones(2)
             most = found["importance"].max().item() if found else 1 / len(parts.layers)  # no route weighs more
-            return "tau_text={:.4g},tau_visual={:.4g}".format(*(strength * most * tau).tolist())
+            return "tau_text={:.4g},tau_visual={:.4g}".format(*(strength**4 * most * tau).tolist())
         case name:
             raise ValueError(f"'{name}' has no strength to match; fastv, sparsevlm, dyvte, fastmmoe, vtw, modes have.")
