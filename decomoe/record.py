@@ -56,9 +56,9 @@ class Record:
         exits: per row, the layer after which its visual block left, None if it has not.
         readings: per row, {candidate layer: p_exit}.
         lengths: tokens given to each row; empty until known, then every forward counts.
-        limits: per forward, {layer: Limit} until `limited` reduces them.
+        limits: per forward, {layer: Limit} until `limited_in` reduces them.
         chosen: per forward, {layer: (tokens, k)}, the experts that were run, index E for none.
-        routed: per forward, {layer: Routing} until `mass` reduces it, so that a forward pays nothing for it.
+        routed: per forward, {layer: Routing} until `mass_in` reduces it, so that a forward pays nothing for it.
     """
 
     def __init__(self, parts: Parts, cache: LayoutCache) -> None:
@@ -92,17 +92,15 @@ class Record:
         return torch.stack([layout.valid.sum(1) for layout in self.cache.layouts])
 
     @property
-    def limited(self) -> list[dict[int, Tensor]]:
-        """Per forward, {layer: (3, B)}: experts kept, share of mass they cover, routes computed."""
-        return [self.limited_in(forward) for forward in range(len(self.limits))]
-
-    @property
     def mass(self) -> list[dict[int, dict[str, Tensor]]]:
         """Per forward, {layer: {modality: (B, E)}}: routed mass by place in the model."""
         return [self.mass_in(forward) for forward in range(len(self.routed))]
 
     def limited_in(self, forward: int) -> dict[int, Tensor]:
-        """`limited` of one finished forward; the run may go on meanwhile."""
+        """{layer: (3, B)} of one finished forward: experts kept, share of mass they cover, routes computed.
+
+        The run may go on meanwhile.
+        """
         with self._lock:
             limits, reduced = self.limits[forward], self._limited[forward]
             for layer, limit in limits.items():

@@ -1,10 +1,14 @@
 """Tiny random models of both families, built in seconds, and questions for them. Nothing is downloaded."""
 
 import os
+import signal
+import subprocess
+import sys
+import time
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +27,7 @@ from transformers import (
 
 from decomoe.mini.draw import draw
 
+ROOT = Path(__file__).parents[1]
 torch.set_num_threads(1)  # tiny models: threads only cost
 LAYERS, EXPERTS, TOP_K, WIDTH, VOCABULARY, IMAGE = 6, 8, 2, 32, 64, 60
 TEXT = dict(
@@ -142,6 +147,36 @@ def inputs_for(model: PreTrainedModel, *prompts: Prompt) -> dict[str, Tensor]:
         inputs["image_grid_thw"] = torch.tensor([[1, 4, 4 * prompt.size] for prompt in prompts])
         inputs["mm_token_type_ids"] = (ids == IMAGE).int()
     return inputs
+
+
+@pytest.fixture(scope="module")
+def mini() -> Any:
+    """The shipped mini model."""
+    from decomoe.ask import load  # noqa: PLC0415 (slow; most tests need none)
+
+    return load()
+
+
+def killed_midway(arguments: Sequence[Any], written: Path, lines: int) -> str:
+    """Run `python -m decomoe` on `arguments`, kill it once `written` has so many lines, and tear its last line.
+
+    Returns:
+        The whole lines that it had written there.
+    """
+    command = [sys.executable, "-m", "decomoe", *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not (written.exists() and written.read_text().count("\n") >= lines):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.kill()
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    kept = written.read_text()
+    written.write_text(kept + kept[:30])  # as if killed while writing
+    return kept
 
 
 @dataclass

@@ -9,15 +9,10 @@ import torch
 from conftest import BUILDERS
 from transformers import AutoTokenizer, GotOcr2ImageProcessorPil
 
-from decomoe.ask import MINI, Answer, Loaded, Token, ask, encode, load, stream
+from decomoe.ask import MINI, Answer, Loaded, Token, ask, encode, stream
 from decomoe.families import InternVLImageProcessor
 from decomoe.methods import DecoMoE, Dense
 from decomoe.mini.draw import draw
-
-
-@pytest.fixture(scope="module")
-def mini() -> Loaded:
-    return load()
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from tiny_calibration import CASES, TINY
 from torch import nn
 
 from decomoe import cli
-from decomoe.ask import MINI, Loaded, encode, load
+from decomoe.ask import MINI, Loaded, encode
 from decomoe.benchmarks import Benchmark, Case, run
 from decomoe.calibrate import Question, Settings, Training, calibrate, gate_candidates, store
 from decomoe.calibrate.data import GUARANTEED, load_questions, split
@@ -40,11 +40,6 @@ from decomoe.methods import DecoMoE, Dense, Method
 
 ROOT = Path(__file__).parents[1]
 QUESTIONS = [Question(case, TINY) for case in CASES]
-
-
-@pytest.fixture(scope="module")
-def mini() -> Loaded:
-    return load()
 
 
 # --- labels and gate -------------------------------------------------------------------------------------------------

@@ -12,17 +12,12 @@ import torch
 from PIL import Image
 
 from decomoe import cli
-from decomoe.ask import MINI, load
+from decomoe.ask import MINI
 from decomoe.cli.ask import difference
 from decomoe.mini.draw import draw
 from decomoe.trace import Trace
 
 ROOT = Path(__file__).parents[1]
-
-
-@pytest.fixture(scope="module")
-def mini():
-    return load()
 
 
 @pytest.fixture

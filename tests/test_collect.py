@@ -2,22 +2,17 @@
 
 import json
 import math
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import EXPERTS, LAYERS, PROMPTS, TOP_K, inputs_for
+from conftest import EXPERTS, LAYERS, PROMPTS, TOP_K, inputs_for, killed_midway
 from reference import Seen, reference
 from torch import nn
 
 from decomoe import cli
-from decomoe.ask import Loaded, load
+from decomoe.ask import Loaded
 from decomoe.benchmarks import BENCHMARKS, Benchmark
 from decomoe.collect import COLLECTORS, collect, file_name, observe_routing, sweep
 from decomoe.collect.exits import append, exit_layers, gate_exits
@@ -27,7 +22,6 @@ from decomoe.families import parts_of
 from decomoe.latency import PARTS
 from decomoe.methods import DecoMoE
 
-ROOT = Path(__file__).parents[1]
 TOKENS, EXIT = 5, 3
 
 
@@ -156,11 +150,6 @@ def test_half_of_the_mass_by_hand():
 # --- with the mini model: lines ---------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def mini() -> Loaded:
-    return load()
-
-
 def short(count: int) -> tuple[Benchmark, None]:
     whole = BENCHMARKS["drawn"]
     return Benchmark("drawn", lambda split, source: whole.load(split, source)[:count], whole.right), None
@@ -216,20 +205,8 @@ def test_killed_it_goes_on_to_the_same_lines(mini, tmp_path, monkeypatch, capsys
     names = ["routing", "exits"]  # times differ from run to run
     arguments = ["collect", "--collectors", *names, "--limit", "6", "--batch", "2", "--max-new-tokens", "2"]
     killed, whole = tmp_path / "killed", tmp_path / "whole"
-    command = [sys.executable, "-m", "decomoe", *arguments, "--out", str(killed)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     first = store.file_of(killed, "drawn", file_name("routing"))
-    deadline = time.monotonic() + 120
-    while not (first.exists() and first.read_text().count("\n") >= 2):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    process.kill()
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
-    kept = first.read_text()
-    first.write_text(kept + kept[:30])  # as if killed while writing
+    kept = killed_midway([*arguments, "--out", killed], first, 2)
     monkeypatch.setattr("decomoe.cli.collect.load_model", lambda options: mini)
     for out in (killed, whole):
         assert cli.main([*arguments, "--out", str(out)]) == 0

@@ -2,29 +2,22 @@
 
 import dataclasses
 import json
-import os
 import random
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from conftest import killed_midway
 from PIL import ImageChops
 
 from decomoe import cli
-from decomoe.ask import Loaded, load
+from decomoe.ask import Loaded
 from decomoe.benchmarks import BENCHMARKS, Benchmark, Case
 from decomoe.evaluate import METHOD_SETS, by_kind, evaluate, parse_benchmarks, parse_methods, rows, store
 from decomoe.evaluate import run as runner
 from decomoe.evaluate.tables import retention
 from decomoe.methods import DecoMoE, Dense, FastMMoE, FastV, SparseVLM
-
-ROOT = Path(__file__).parents[1]
-
 
 # --- specs ------------------------------------------------------------------------------------------
 
@@ -250,11 +243,6 @@ def test_meta_grows_but_does_not_change(tmp_path):
 # --- with the mini model ----------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def mini() -> Loaded:
-    return load()
-
-
 def short(name: str = "drawn", count: int = 10) -> tuple[Benchmark, None]:
     """The first questions of a benchmark."""
     whole = BENCHMARKS[name]
@@ -409,19 +397,8 @@ def test_results_are_not_mixed(mini, tmp_path):
 def test_kill_9_and_the_same_command_again(decomoe, tmp_path):
     arguments = ["--limit", "20", "--batch", "4", "--max-new-tokens", "4"]
     killed, whole = tmp_path / "killed", tmp_path / "whole"
-    command = [sys.executable, "-m", "decomoe", "evaluate", *arguments, "--out", killed]
-    process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE)
     first = killed / "drawn" / "dense.jsonl"
-    deadline = time.monotonic() + 120
-    while not (first.exists() and first.read_text().count("\n") >= 8):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    process.kill()
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
-    kept = first.read_text()
-    first.write_text(kept + kept[:30])  # as if killed while writing
+    kept = killed_midway(["evaluate", *arguments, "--out", killed], first, 8)
     status, resumed, _ = decomoe(*arguments, "--out", killed)
     assert status == 0
     assert first.read_text().startswith(kept)

@@ -3,16 +3,10 @@
 import pytest
 
 from decomoe import cli
-from decomoe.ask import Loaded, load
 from decomoe.benchmarks import BENCHMARKS
 from decomoe.evaluate import parse_method
 from decomoe.evaluate.match import TOLERANCE, cost_of, matched
 from decomoe.methods import VTW, Dense
-
-
-@pytest.fixture(scope="module")
-def mini() -> Loaded:
-    return load()
 
 
 @pytest.fixture(scope="module")

@@ -23,11 +23,6 @@ from decomoe.mini.train import Stage, Trainer, make_batch, run_stage
 
 
 @pytest.fixture(scope="module")
-def mini():
-    return load()
-
-
-@pytest.fixture(scope="module")
 def tokenizer():
     return make_tokenizer(range(100))
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tiny_calibration import CASES, TINY
 
 from decomoe import cli
-from decomoe.ask import Loaded, encode, load
+from decomoe.ask import Loaded, encode
 from decomoe.calibrate import OtherSettings, Question, calibrate_other
 from decomoe.calibrate.modes import _Without, cheapest
 from decomoe.calibrate.observe import divergence
@@ -18,11 +18,6 @@ from decomoe.methods import VTW, Dense, DyVTE, Method, MoDES
 from decomoe.runtime import attach
 
 QUESTIONS = [Question(case, TINY) for case in CASES[:3]]
-
-
-@pytest.fixture(scope="module")
-def mini() -> Loaded:
-    return load()
 
 
 def first_logits(mini: Loaded, method: Method) -> torch.Tensor:

@@ -2,17 +2,12 @@
 
 import pytest
 
-from decomoe.ask import Loaded, ask, load
+from decomoe.ask import ask
 from decomoe.methods import DecoMoE, Dense
 from decomoe.mini.draw import draw
 from decomoe.ui.predict import predict
 
 QUESTION = "Describe the picture."
-
-
-@pytest.fixture(scope="module")
-def mini() -> Loaded:
-    return load()
 
 
 @pytest.fixture(scope="module")
