@@ -28,10 +28,11 @@ from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import load_balancin
 
 from ..families import load_model
 from . import kernels
-from .draw import THINGS, TINTS, TOKEN, Picture, draw, pick_size
-from .draw.base import CHARACTERS
+from .draw import COLORS, PLACES, THINGS, TINTS, TOKEN, Picture, Question, draw, pick_size
+from .draw.base import CHARACTERS, choice
 from .model import make_model, make_processor, make_tokenizer
 from .photos import CLASSES, Photos, load_photos
+from .pictograms import NAMES
 
 TRAIN_SEEDS = 1_000_000  # training pictures have seeds from here up; smaller seeds are held out
 QUESTIONS_PER_PICTURE = 6
@@ -48,6 +49,8 @@ MIX = {  # weights of the kinds of picture: more of what is learned slowest than
 }
 SHORT = ("yes", "no", "A", "B", "C", "D")  # answers that judge: learned last, since their loss is small and flat
 JUDGED = 3  # their weight
+CHOICES = 0.3  # share of questions turned into multiple choice, which pictures have too few of to learn from
+POOLS = (tuple(COLORS), PLACES, CLASSES, NAMES)  # where options come from
 AVERAGE = 0.99  # a step's share of the moving average that stays
 
 
@@ -109,6 +112,9 @@ def make_batch(step: int, size: int, photos: Photos | None, tokenizer: Qwen2Toke
         draw(TRAIN_SEEDS + step * size + index, shape, pick_kind(step, index, photos), photos=photos)
         for index in range(count)
     ]
+    rng = random.Random(step)
+    for picture in pictures:
+        picture.questions = [with_options(rng, question) for question in picture.questions]
     pixels, grids = patchify(pictures)
     things = torch.tensor([thing for picture in pictures for thing in picture.things])
     tints = torch.tensor([tint for picture in pictures for tint in picture.tints])
@@ -122,6 +128,12 @@ def pick_kind(step: int, index: int, photos: Photos | None) -> str:
     """The kind of a training picture, by `MIX`; no photos if there are none."""
     kinds = [kind for kind in MIX if photos or kind != "photo"]
     return random.Random(f"{step} {index}").choices(kinds, [MIX[kind] for kind in kinds])[0]
+
+
+def with_options(rng: random.Random, question: Question) -> Question:
+    """`question`, or in `CHOICES` of cases and if one of `POOLS` holds its answer, the same as multiple choice."""
+    pools = [pool for pool in POOLS if question.answer in pool]
+    return choice(rng, question, pools[0]) if pools and rng.random() < CHOICES else question
 
 
 def pack_questions(pictures: list[Picture], tokenizer: Qwen2Tokenizer) -> Packed:
