@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from .cache import LayoutCache, blocks
 from .calibration import Calibration
@@ -58,7 +59,8 @@ class Session:
         self.record: Any = None  # its Record
         self.deepstack: list[Tensor] = []  # what the batch's visual tokens get after the first layers
         self.keep: Collection[int] = ()  # layers whose output in prefill goes to `states`
-        self.stop: threading.Event | None = None  # once set, the next layer raises `Stopped`
+        self.stop: threading.Event | None = None  # once set, the next layer, or decode step, raises `Stopped`
+        self.hooks: dict[int, RemovableHandle] = {}  # layers that `enter` watches
 
     # --- what callers use ------------------------------------------------------------------------------------------
 
@@ -173,6 +175,7 @@ class Session:
             raise ValueError(
                 "With a method attached, run the model on session.new_cache(...) or session.generate(...)."
             )
+        self._check_stop()
         self.decoding = cache.get_seq_length() > 0
         if length != (1 if self.decoding else cache.prompt):
             raise ValueError("A method needs the whole prompt in one prefill, and then one token at a time.")
@@ -186,8 +189,7 @@ class Session:
 
     def enter(self, layer: int, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict]:
         """Pre-hook of a decoder layer: let tokens go, then give the layer what belongs to those that are left."""
-        if self.stop is not None and self.stop.is_set():
-            raise Stopped
+        self._check_stop()
         hidden = args[0]
         if not self.decoding:
             self.full_rotary = kwargs["position_embeddings"]
@@ -245,6 +247,7 @@ class Session:
         if self.decider.purge and last >= 0:
             exited = torch.tensor([exit_after is not None for exit_after in exits], device=self.cache.visual.device)
             self.cache.purge(range(last + 1), self.cache.visual & exited.unsqueeze(1))
+        self._watch([layer for layer, layout in enumerate(self.cache.layouts) if layout is not self.cache.full])
         return (hidden,)
 
     # --- their parts -----------------------------------------------------------------------------------------------
@@ -256,7 +259,20 @@ class Session:
         self.states: dict[int, Tensor] = {}
         self.watched: dict[int, Watched] = {}
         self.rotary: tuple[Any, ...] = (None,)
+        self._watch(range(len(self.parts.layers)))
         return cache
+
+    def _check_stop(self) -> None:
+        if self.stop is not None and self.stop.is_set():
+            raise Stopped
+
+    def _watch(self, layers: Collection[int]) -> None:
+        """Have `enter` called before these layers only: a hook costs a decode step more than what it does."""
+        for layer in self.hooks.keys() - set(layers):
+            self.hooks.pop(layer).remove()
+        for layer in set(layers) - self.hooks.keys():
+            hook = partial(self.enter, layer)
+            self.hooks[layer] = self.parts.layers[layer].register_forward_pre_hook(hook, with_kwargs=True)
 
     def _between(self, layer: int, hidden: Tensor) -> Tensor:
         """What goes on from the output `hidden` of `layer` in prefill: DeepStack's share added, then cut."""
@@ -324,8 +340,6 @@ def attach(model: Any, method: Method, calibration: Calibration | None = None) -
     try:
         model._decomoe_session = session
         handles.append(parts.text_model.register_forward_pre_hook(session.begin, with_kwargs=True))
-        for index, layer in enumerate(parts.layers):
-            handles.append(layer.register_forward_pre_hook(partial(session.enter, index), with_kwargs=True))
         for index, router in enumerate(parts.routers):
             if router is not None:
                 handles.append(router.register_forward_hook(partial(session.route, index)))
@@ -334,7 +348,7 @@ def attach(model: Any, method: Method, calibration: Calibration | None = None) -
             module._is_expert_parallel = True  # transformers' own flag for "index E is no expert, skip it"
         yield session
     finally:
-        for handle in handles:
+        for handle in (*handles, *session.hooks.values()):
             handle.remove()
         for module in experts:
             module._is_expert_parallel = False
