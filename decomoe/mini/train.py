@@ -14,7 +14,7 @@ import random
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,7 @@ MIX = {  # weights of the kinds of picture: more of what is learned slowest than
 SHORT = ("yes", "no", "A", "B", "C", "D")  # answers that judge: learned last, since their loss is small and flat
 JUDGED = 3  # their weight
 CHOICES = 0.3  # share of questions turned into multiple choice, which pictures have too few of to learn from
+NAMED = 0.4  # share of these that name the answer and ask for its letter only: no picture is needed to learn that
 POOLS = (tuple(COLORS), PLACES, CLASSES, NAMES)  # where options come from
 AVERAGE = 0.99  # a step's share of the moving average that stays
 
@@ -133,7 +134,11 @@ def pick_kind(step: int, index: int, photos: Photos | None) -> str:
 def with_options(rng: random.Random, question: Question) -> Question:
     """`question`, or in `CHOICES` of cases and if one of `POOLS` holds its answer, the same as multiple choice."""
     pools = [pool for pool in POOLS if question.answer in pool]
-    return choice(rng, question, pools[0]) if pools and rng.random() < CHOICES else question
+    if not pools or rng.random() > CHOICES:
+        return question
+    if rng.random() < NAMED:
+        question = replace(question, text=f"Which option is {question.answer}?")
+    return choice(rng, question, pools[0])
 
 
 def pack_questions(pictures: list[Picture], tokenizer: Qwen2Tokenizer) -> Packed:
