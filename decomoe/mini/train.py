@@ -40,18 +40,20 @@ CHECKPOINT_SECONDS = 60
 BALANCE = 0.001  # weight of the router's load-balancing loss, Qwen3's value
 VISION = 0.3  # weight of the vision loss in the second stage
 MIX = {  # weights of the kinds of picture: more of what is learned slowest than the held-out sets have
-    "objects": 32,
-    "text": 16,
-    "chart": 4,
-    "table": 5,
-    "shape": 17,
-    "photo": 26,
+    "objects": 40,
+    "text": 18,
+    "chart": 3,
+    "table": 6,
+    "shape": 13,
+    "photo": 20,
 }
 SHORT = ("yes", "no", "A", "B", "C", "D")  # answers that judge: learned last, since their loss is small and flat
 JUDGED = 3  # their weight
 CHOICES = 0.3  # share of questions turned into multiple choice, which pictures have too few of to learn from
 NAMED = 0.4  # share of these that name the answer and ask for its letter only: no picture is needed to learn that
 POOLS = (tuple(COLORS), PLACES, CLASSES, NAMES)  # where options come from
+OPEN = 0.6  # share of yes/no questions about relations turned into open ones, which say more about a mistake
+OPPOSITES = (("to the left of", "to the right of"), ("above", "below"))
 AVERAGE = 0.99  # a step's share of the moving average that stays
 
 
@@ -115,7 +117,7 @@ def make_batch(step: int, size: int, photos: Photos | None, tokenizer: Qwen2Toke
     ]
     rng = random.Random(step)
     for picture in pictures:
-        picture.questions = [with_options(rng, question) for question in picture.questions]
+        picture.questions = [with_options(rng, opened(rng, question)) for question in picture.questions]
     pixels, grids = patchify(pictures)
     things = torch.tensor([thing for picture in pictures for thing in picture.things])
     tints = torch.tensor([tint for picture in pictures for tint in picture.tints])
@@ -139,6 +141,19 @@ def with_options(rng: random.Random, question: Question) -> Question:
     if rng.random() < NAMED:
         question = replace(question, text=f"Which option is {question.answer}?")
     return choice(rng, question, pools[0])
+
+
+def opened(rng: random.Random, question: Question) -> Question:
+    """`question`, or in `OPEN` of cases, of a yes/no question about a relation, which of the two it is."""
+    if question.kind != "relation" or rng.random() > OPEN:
+        return question
+    for pair in OPPOSITES:
+        for word, other in (pair, pair[::-1]):
+            if word in question.text:
+                either = question.text.replace(word, " or ".join(pair))
+                true = word if question.answer == "yes" else other
+                return replace(question, text=either, answer=true.removeprefix("to the ").removesuffix(" of"))
+    raise ValueError(f"No known relation: {question.text}")
 
 
 def pack_questions(pictures: list[Picture], tokenizer: Qwen2Tokenizer) -> Packed:
