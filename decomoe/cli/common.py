@@ -38,8 +38,8 @@ def add_benchmarks(command: argparse.ArgumentParser) -> None:
         nargs="+",
         default=["drawn"],
         metavar="NAME[=FOLDER]",
-        help="drawn, drawn-combinations, drawn-style, drawn-typefaces, easy-vqa, photos, mmbench, scienceqa, ai2d, "
-        "a-okvqa, mmmu, hallusionbench, pope, mme",
+        help="drawn, drawn-pictures, drawn-combinations, drawn-style, drawn-typefaces, easy-vqa, photos, mmbench, "
+        "scienceqa, ai2d, a-okvqa, mmmu, hallusionbench, pope, mme",
     )
 
 
