@@ -26,7 +26,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
         nargs="+",
         default=["decomoe"],
         metavar="NAME[:KEY=VALUE,...]",
-        help="whose time to the first token to take, as for evaluate; dense always",
+        help="whose TTFT and TPOT to take, as for evaluate; dense always",
     )
     collect.add_argument("--batch", type=int, default=8, help="questions at once")
     collect.add_argument("--max-new-tokens", type=int, default=64)
