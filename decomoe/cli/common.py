@@ -1,14 +1,17 @@
 """What several commands need."""
 
 import argparse
+import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..ask import Loaded
+    from ..calibration import Calibration
+    from ..methods import Method
 
 
 def load_model(options: argparse.Namespace, calibrated: bool = True) -> "Loaded":
@@ -60,6 +63,35 @@ def results_of(options: argparse.Namespace) -> Path:
 def add_data(command: argparse.ArgumentParser, default: str, text: str) -> None:
     """Add `--data`, the calibration questions that `calibrate.data.load_questions` reads."""
     command.add_argument("--data", nargs="+", default=[default], metavar="NAME[:COUNT][=SOURCE]", help=text)
+
+
+def add_offload(command: argparse.ArgumentParser) -> None:
+    """Add `--offload-suffix`, which `offload` obeys."""
+    command.add_argument(
+        "--offload-suffix",
+        action="store_true",
+        help="keep only the experts of decomoe's prefix on the device, in layers after the earliest exit: its fixed "
+        "number, or as many as hold p of the calibrated mass; others are fetched from host memory when they are needed",
+    )
+
+
+def offload(model: Any, calibration: "Calibration | None", methods: "Iterable[Method | None]") -> None:
+    """Move to host memory the experts that lie behind the prefixes of all those `methods` that have prefixes.
+
+    Raises:
+        ValueError: there are none, or see `usual_prefixes`.
+    """
+    from ..experts import offload_suffix  # noqa: PLC0415
+    from ..families import parts_of  # noqa: PLC0415
+    from ..methods import DecoMoE  # noqa: PLC0415
+    from ..methods.decomoe import usual_prefixes  # noqa: PLC0415
+
+    parts = parts_of(model)
+    limited = [method for method in methods if isinstance(method, DecoMoE) and method.rcep]
+    lengths = [usual_prefixes(method, parts, calibration) for method in limited]
+    if not lengths:
+        raise ValueError("--offload-suffix is for decomoe, whose prefix says which experts stay.")
+    offload_suffix(parts, [max(layer, key=lambda kept: kept or math.inf) for layer in zip(*lengths, strict=True)])
 
 
 def check_counts(options: argparse.Namespace, *names: str) -> None:

@@ -202,6 +202,7 @@ def _identity(loaded: Loaded) -> dict[str, Any]:
     if calibration is not None:
         state = {field.name: getattr(calibration, field.name) for field in dataclasses.fields(calibration)}
         state["gate"] = calibration.gate and calibration.gate.state_dict()
+        state.pop("mass")  # what it decides is in the orders
     return {
         "model": Path(parts.model.name_or_path or parts.family.name).name,
         "layers": len(parts.layers),
