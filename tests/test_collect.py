@@ -209,7 +209,7 @@ def test_killed_it_goes_on_to_the_same_lines(mini, tmp_path, monkeypatch, capsys
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     first = store.file_of(killed, "drawn", file_name("routing"))
     kept = killed_midway([*arguments, "--out", killed], first, 2)
-    monkeypatch.setattr("decomoe.cli.collect.load_model", lambda options: mini)
+    monkeypatch.setattr("decomoe.cli.common.load_model", lambda options: mini)
     for out in (killed, whole):
         assert cli.main([*arguments, "--out", str(out)]) == 0
     assert first.read_text().startswith(kept)

@@ -252,7 +252,7 @@ def short(name: str = "drawn", count: int = 10) -> tuple[Benchmark, None]:
 @pytest.fixture
 def decomoe(mini, monkeypatch, capsys):
     """Run the command in this process on one loaded model: (exit status, stdout, stderr)."""
-    monkeypatch.setattr("decomoe.cli.evaluate.load_model", lambda options: mini)
+    monkeypatch.setattr("decomoe.cli.common.load_model", lambda options: mini)
 
     def run(*arguments) -> tuple[int, str, str]:
         status = cli.main(["evaluate", *map(str, arguments)])

@@ -3,13 +3,14 @@
 import argparse
 import math
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..ask import Loaded
+    from ..benchmarks import Benchmark
     from ..calibration import Calibration
     from ..methods import Method
 
@@ -46,11 +47,34 @@ def add_benchmarks(command: argparse.ArgumentParser) -> None:
     )
 
 
-def add_results(command: argparse.ArgumentParser) -> None:
-    """Add `--benchmarks`, `--limit` and `--out`: which questions, and where the results go."""
+def add_results(command: argparse.ArgumentParser, batch: int) -> None:
+    """Add which questions are asked, how many at once (`batch`), and where the results go; `prepared` reads it."""
     add_benchmarks(command)
     command.add_argument("--limit", type=int, help="questions a benchmark, from a fixed random order; all by default")
     command.add_argument("--out", type=Path, help="folder for the results (results/MODEL)")
+    command.add_argument("--batch", type=int, default=batch, help="questions at once")
+    command.add_argument("--max-new-tokens", type=int, default=64)
+
+
+def prepared(
+    options: argparse.Namespace,
+) -> "tuple[bool, Loaded, Sequence[tuple[Benchmark, str | None]], dict[str, Method]]":
+    """Whether this process is the one that reports, the model, and what `--benchmarks` and `--methods` say.
+
+    Raises:
+        ValueError: an option does not fit; told before the model loads.
+    """
+    check_counts(options, "limit", "batch", "max_new_tokens")
+    from accelerate import PartialState  # noqa: PLC0415
+
+    from ..evaluate import parse_benchmarks, parse_methods  # noqa: PLC0415
+
+    benchmarks = parse_benchmarks(options.benchmarks)
+    parse_methods(options.methods, layers=48)
+    first = PartialState().is_main_process  # before the model: each process takes its own GPU
+    loaded = load_model(options)
+    methods = parse_methods(options.methods, loaded.model.config.get_text_config().num_hidden_layers)
+    return first, loaded, benchmarks, methods
 
 
 def results_of(options: argparse.Namespace) -> Path:
