@@ -34,13 +34,6 @@ def decomoe(mini, monkeypatch, capsys):
     return run
 
 
-@pytest.fixture
-def picture(tmp_path) -> Path:
-    path = tmp_path / "picture.png"
-    draw(3, kind="objects").image.save(path)
-    return path
-
-
 def test_module_answers_in_its_own_process_and_streams(picture):
     command = [sys.executable, "-m", "decomoe", "ask", picture, "Describe the picture."]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300, check=False)
