@@ -234,14 +234,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="a folder for the tables as CSV and Markdown")
     options = parser.parse_args(arguments)
     try:
-        found = tables(Results.read(options.results))
-    except ValueError as error:
+        for table in tables(Results.read(options.results)):
+            print(table.text())
+            if options.out:
+                write(table, options.out)
+    except (ValueError, OSError) as error:
         print(f"analysis: {error}", file=sys.stderr)
         return 2
-    for table in found:
-        print(table.text())
-        if options.out:
-            write(table, options.out)
     return 0
 
 

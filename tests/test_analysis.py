@@ -178,8 +178,12 @@ def test_command(folder, capsys):
     assert "Ours: `decomoe evaluate --limit 4; 2026-01-02`." in (out / "table1.md").read_text()
     table = pd.read_csv(out / "table1.csv")
     assert table.loc[table.method == "fastv:prune=0.6", "Avg. Ret."].item() == 75
-    assert main([str(folder / "nothing")]) == 2
-    assert "There are no results" in capsys.readouterr().err
+    file = folder / "meta.json"
+    for arguments in ([folder / "nothing"], [file], [folder, "--out", file]):
+        assert main([str(argument) for argument in arguments]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("analysis: ")
+        assert error.count("\n") == 1
 
 
 def test_the_papers_retention_from_its_own_rows():

@@ -417,6 +417,18 @@ def test_killed_in_the_middle_it_goes_on(whole, tmp_path):
     assert contents(out) == contents(whole)
 
 
+def test_a_chunk_that_was_cut_short_is_made_again(mini, tmp_path):
+    questions, plan = QUESTIONS[:2], Plan((7,), 1)
+    before = store.observe_all(mini, questions, plan, 2, tmp_path, "fit")
+    (chunk,) = tmp_path.glob("*.safetensors")
+    whole = chunk.read_bytes()
+    for kept in (0, 100, len(whole) - 1):
+        chunk.write_bytes(whole[:kept])
+        again = store.observe_all(mini, questions, plan, 2, tmp_path, "fit")
+        assert torch.equal(again.features, before.features)
+        assert chunk.read_bytes() == whole
+
+
 def test_two_processes_make_the_same_artifact(whole, tmp_path):
     launch = "-m accelerate.commands.launch --cpu --num_processes 2 --num_machines 1 --mixed_precision no".split()
     out = tmp_path / "out"
