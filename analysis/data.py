@@ -33,6 +33,21 @@ class Data:
     rows: list[Row]
     meta: dict[str, Any]
 
+    @classmethod
+    def read(cls, path: Path) -> "Data":
+        """Read what `to_json` gave.
+
+        Raises:
+            ValueError: the file is damaged.
+        """
+        try:
+            found = cls(**json.loads(path.read_text()))
+        except (ValueError, TypeError):
+            found = None
+        if found is None or not found.rows:
+            raise ValueError(f"The table {path} is damaged; draw it anew from results, or remove it.")
+        return found
+
     def to_json(self) -> str:
         """Row by row, so that changes can be read."""
         lines = ",\n".join(json.dumps(row, allow_nan=False) for row in self.rows)
@@ -50,7 +65,7 @@ def read(folder: Path) -> dict[str, Data]:
     for name, make in TABLES.items():
         path = folder / f"{name}.json"
         if path.is_file():
-            found[name] = Data(**json.loads(path.read_text()))
+            found[name] = Data.read(path)
         elif (data := make(lines)) is not None:
             found[name] = data
     if not found:

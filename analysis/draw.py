@@ -23,10 +23,11 @@ Plotly.relayout(box, {'font.color': getComputedStyle(document.body).color});""" 
 
 
 def draw(results: Path, out: Path, only: Sequence[str] | None, formats: Sequence[str]) -> Iterator[Path]:
-    """Write the figures that `results` can give, and the tables of the paper if it has been evaluated.
+    """Write the figures that `results` can give with a list of them, and the paper's tables if it has been evaluated.
 
     Args:
-        only: names of figures. formats: of "html", "svg", "png"; the last two need a Chromium.
+        only: names of figures; then there is neither list nor table.
+        formats: of "html", "svg", "png"; the last two need a Chromium.
 
     Returns:
         the files, as they are written: the table that a figure is drawn from as NAME.json, and the figure beside it.
@@ -52,9 +53,11 @@ def draw(results: Path, out: Path, only: Sequence[str] | None, formats: Sequence
         paths = [out / f"{name}.{kind}" for name in figures]
         _pictures(list(figures.values()), paths)
         yield from paths
+    if only is not None:
+        return
     store.write(out / "index.md", "\n".join(told(name, figure) for name, figure in figures.items()))
     yield out / "index.md"
-    if only is None and store.read_meta(results).get("methods"):
+    if store.read_meta(results).get("methods"):
         for table in tables.tables(tables.Results.read(results)):
             yield from tables.write(table, out)
 

@@ -121,7 +121,6 @@ NOTES = {
         f"The paper's rows are of {QWEN}: savb=no is its RCEP only, keep_ratio=0.39 its SAVB with a fixed prefix of "
         "50 of 128 experts, rcep=no its SAVB only.",
     ),
-    4: ("The paper's TPOT is its TTFT times 0.3662 in every row: one measurement, not two.",),
     5: (
         "The paper has 97.91 at 0.4 of the experts (about 51) here and 97.48 at 50 experts in its Table 2: differences "
         "of 0.4 are noise.",

@@ -2,8 +2,8 @@
 
     python -m analysis.tables RESULTS [--out FOLDER]
 
-RESULTS is what `decomoe evaluate` wrote. The tables that it holds are printed, and written to FOLDER as CSV and
-Markdown. The paper's Table 3 is missing: its numbers were out of reach.
+RESULTS is what `decomoe evaluate` wrote, and for times `decomoe collect --collectors latency`. The tables that it holds
+are printed, and written to FOLDER as CSV and Markdown. The paper's Table 3 is missing: its numbers were out of reach.
 """
 
 import argparse
@@ -11,14 +11,17 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pandas as pd
 
 from decomoe.evaluate import METHOD_SETS, overall, rows, store
 from decomoe.evaluate.tables import to_markdown
+from decomoe.methods import Dense
 
 from . import paper
+from .data import Lines
 
 Row = dict[str, Any]
 FIGURES = {  # heading: column of `overall`, factor
@@ -32,6 +35,7 @@ FIGURES = {  # heading: column of `overall`, factor
     "exit": ("exit_mean", 1),
     "prefix": ("prefix_after_exit_mean", 1),
 }
+TIMES = {"TTFT": "ttft_s", "TPOT": "tpot_s"}  # heading: name in the lines of the collector "latency"
 NOTES = (  # under every table
     "In percent, but n (questions), exit (mean layer) and prefix (mean experts after the exit); - is what results or "
     "paper do not hold.",
@@ -39,19 +43,24 @@ NOTES = (  # under every table
     "alike, with a 95 % interval by paired bootstrap over pictures.",
     "FLOPs, against dense's: executed, and sparse (top-k experts only). The paper's: its TFLOPs over its baseline's.",
 )
+TIMED = (
+    "TTFT and TPOT (seconds to the first token, and for each further one), against dense's: our medians over questions "
+    "that methods answer in turns, dense through the same code. The paper's are its Table 4's, "
+    "where TPOT is TTFT times 0.3662 in every row: one measurement, not two."
+)
 
 
 @dataclass(frozen=True)
 class Results:
     """What one model did: by method, figures under headings, and accuracy under the names of `benchmarks`.
 
-    `origin`: the command that asked the questions, and when; empty if it was not noted.
+    `origins`: the commands that asked the questions and took the times, and when, as far as they were noted.
     """
 
     model: str
     benchmarks: Sequence[str]
     methods: Mapping[str, Row]
-    origin: str = ""
+    origins: Mapping[str, str]
 
     @classmethod
     def read(cls, folder: Path) -> "Results":
@@ -61,16 +70,31 @@ class Results:
             ValueError: there is nothing.
         """
         methods = {
-            method: {heading: _times(row[name], factor) for heading, (name, factor) in FIGURES.items()}
+            method: {heading: _scaled(row[name], factor) for heading, (name, factor) in FIGURES.items()}
             for method, row in overall(folder).items()
         }
         if not methods:
             raise ValueError(f"There are no results in {folder}; 'decomoe evaluate --out {folder}' makes some.")
         for row in (found := rows(folder)):
             methods[row["method"]][row["benchmark"]] = 100 * row["accuracy"]
+        for method, times in _times(folder).items():
+            methods.get(method, {}).update(times)
         meta = store.read_meta(folder)
-        origin = "; ".join(meta.get("commands", {}).get("evaluate", {}).values())
-        return cls(meta["run"]["model"], list(dict.fromkeys(r["benchmark"] for r in found)), methods, origin)
+        origins = {kind: "; ".join(command.values()) for kind, command in meta.get("commands", {}).items()}
+        return cls(meta["run"]["model"], list(dict.fromkeys(r["benchmark"] for r in found)), methods, origins)
+
+
+def _times(folder: Path) -> dict[str, Row]:
+    """TTFT and TPOT by method, in percent of dense's: medians of the ratio, question by question."""
+    lines = [line for each in Lines(folder).of("latency").values() for line in each]
+    found: dict[str, Row] = {}
+    for heading, name in TIMES.items():
+        timed = [line[name] for line in lines if name in line]
+        for method in timed[0] if timed else ():
+            pairs = [(seconds[method], seconds[Dense.name]) for seconds in timed]
+            ratios = [100 * ours / dense for ours, dense in pairs if ours and dense]
+            found.setdefault(method, {})[heading] = median(ratios) if ratios else None
+    return found
 
 
 @dataclass(frozen=True)
@@ -81,11 +105,11 @@ class Table:
     title: str
     columns: Sequence[str]
     rows: Sequence[Row]
-    origin: str = ""  # of our numbers
+    more: Sequence[str] = ()  # notes of this table alone
 
     @property
     def notes(self) -> Sequence[str]:
-        return (*NOTES, *paper.NOTES[self.number], *([f"Ours: `{self.origin}`."] if self.origin else []))
+        return (*NOTES, *paper.NOTES[self.number], *self.more)
 
     def frame(self) -> pd.DataFrame:
         """The numbers."""
@@ -103,7 +127,7 @@ class Table:
         return f"# Table {self.number}: {self.title}\n\n{to_markdown(self.frame().map(_shown))}\n{notes}"
 
 
-def _times(value: float | None, factor: int) -> float | None:
+def _scaled(value: float | None, factor: int) -> float | None:
     return None if value is None else factor * value
 
 
@@ -117,15 +141,17 @@ def _shown(value: Any) -> str:
 
 
 def table1(ours: Results) -> Table:
-    """Methods x benchmarks; the variants that are rows of the other tables are left to them."""
-    variants = {spec for name in VARIANTS for spec in METHOD_SETS[name]} - {"decomoe"}
+    """Methods x benchmarks, and times beside those of the paper's Table 4; variants are left to the other tables."""
+    variants = set().union(*map(_variants, VARIANTS))
     groups: dict[str, list[str]] = {name: [] for name in paper.TABLE1[paper.QWEN]}
     for spec in ours.methods:
         if spec not in variants:
             groups.setdefault(spec.partition(":")[0], []).append(spec)
     groups["decomoe"] = groups.pop("decomoe")  # last, as in the paper
-    columns = [*ours.benchmarks, "n", "Avg. Ret.", "pooled", "from", "to", "FLOPs", "sparse"]
-    return Table(1, "methods", ["method", "of", *columns], _beside(ours, groups, paper.TABLE1))
+    columns = [*ours.benchmarks, "n", "Avg. Ret.", "pooled", "from", "to", "FLOPs", "sparse", *TIMES]
+    timed = {method: row | paper.TABLE4[method] for method, row in paper.TABLE1[paper.QWEN].items()}
+    rows = _beside(ours, groups, {**paper.TABLE1, paper.QWEN: timed})
+    return Table(1, "methods", ["method", "of", *columns], rows, (TIMED, *_origin(ours, "Times", "latency")))
 
 
 def table2(ours: Results) -> Table:
@@ -165,18 +191,32 @@ def _beside(ours: Results, groups: Mapping[str, Sequence[str]], theirs: Mapping[
         found += [{"method": spec, "of": ours.model, **ours.methods.get(spec, {})} for spec in specs or [name]]
         for model, table in theirs.items():
             if row := table.get(name):
-                flops = {"FLOPs": 100 * row["TFLOPs"] / table["dense"]["TFLOPs"]} if "TFLOPs" in row else {}
-                found.append({"method": name, "of": f"paper, {model}", **row, **flops})
+                costs = {"FLOPs": "TFLOPs", "TTFT": "TTFT", "TPOT": "TPOT"}
+                shares = {to: 100 * row[of] / table[Dense.name][of] for to, of in costs.items() if of in row}
+                found.append({"method": name, "of": f"paper, {model}", **row, **shares})
     return found
 
 
-VARIANTS = {"table2": table2, "table5": table5, "table6": table6}  # of DecoMoE; their rows are those of `METHOD_SETS`
+VARIANTS = {"table2": table2, "table5": table5, "table6": table6}  # of DecoMoE
+
+
+def _variants(name: str) -> set[str]:
+    """The specs that a table has for itself."""
+    return {*METHOD_SETS[name]} - {"decomoe"}
+
+
+def _origin(ours: Results, what: str, kind: str) -> list[str]:
+    """Where our numbers come from, if it was noted."""
+    return [f"{what}: `{ours.origins[kind]}`."] if kind in ours.origins else []
 
 
 def tables(ours: Results) -> list[Table]:
-    """Table 1, and the others of which the results hold a row of their own."""
-    held = [name for name in VARIANTS if ours.methods.keys() & {*METHOD_SETS[name]} - {"decomoe"}]
-    return [replace(table, origin=ours.origin) for table in (table1(ours), *(VARIANTS[name](ours) for name in held))]
+    """Those of which the results hold a row of their own; Table 1 if they hold no other."""
+    held = [name for name in VARIANTS if ours.methods.keys() & _variants(name)]
+    others = ours.methods.keys() - {Dense.name}.union(*map(_variants, held))
+    makers = [*([table1] if others or not held else []), *(VARIANTS[name] for name in held)]
+    origin = _origin(ours, "Ours", "evaluate")
+    return [replace(table, more=(*table.more, *origin)) for table in (make(ours) for make in makers)]
 
 
 def write(table: Table, out: Path) -> list[Path]:
@@ -194,14 +234,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="a folder for the tables as CSV and Markdown")
     options = parser.parse_args(arguments)
     try:
-        found = tables(Results.read(options.results))
-    except ValueError as error:
+        for table in tables(Results.read(options.results)):
+            print(table.text())
+            if options.out:
+                write(table, options.out)
+    except (ValueError, OSError) as error:
         print(f"analysis: {error}", file=sys.stderr)
         return 2
-    for table in found:
-        print(table.text())
-        if options.out:
-            write(table, options.out)
     return 0
 
 

@@ -60,6 +60,7 @@ class Calibration:
     Attributes:
         model: `fingerprint` of the model it is for.
         orders: (L, E) int64, experts of each layer by falling routed mass of text tokens (paper, Sec. 2.2).
+        mass: (L, E) float64, that mass by native expert, the mean of a token; None in artifacts that don't keep it.
         gate: the SAVB gate, or None if only orders were calibrated.
         theta: the gate's threshold. p: the share of routed mass that a prefix must cover.
         gate_text: "all" if the gate averages all text of the prompt, "after image" if only what follows the picture.
@@ -75,6 +76,7 @@ class Calibration:
     gate_text: str = "all"
     provenance: dict[str, Any] = field(default_factory=dict)
     others: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    mass: Tensor | None = None
 
     @property
     def ids(self) -> frozenset[str]:
@@ -107,6 +109,8 @@ class Calibration:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {"orders": self.orders.contiguous()}
+        if self.mass is not None:
+            tensors["mass"] = self.mass.contiguous()
         for method, values in self.others.items():
             tensors |= {f"{method}.{name}": value.contiguous() for name, value in values.items()}
         meta: dict[str, Any] = {
@@ -140,7 +144,7 @@ class Calibration:
             if meta["schema"] != SCHEMA or meta["tensors"] != _digest(folder / TENSORS):
                 raise ValueError("of another schema, or not one piece")
             tensors = load_file(folder / TENSORS)
-            orders, gate = tensors.pop("orders"), None
+            orders, mass, gate = tensors.pop("orders"), tensors.pop("mass", None), None
             if not torch.equal(orders.sort(1).values, torch.arange(orders.shape[1]).expand_as(orders)):
                 raise ValueError("an expert order is not a permutation")
             grouped: dict[str, dict[str, Tensor]] = {}
@@ -161,6 +165,7 @@ class Calibration:
                 meta["gate_text"],
                 meta["provenance"],
                 grouped,
+                mass,
             )
         except FileNotFoundError:
             raise

@@ -5,7 +5,8 @@ TTFT and TPOT from `bench` or a trace.
 """
 
 import time
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -92,19 +93,17 @@ class _Stopwatch:
     """Seconds go to whoever is on top of the stack."""
 
     device: torch.device
-    spent: list[dict[Any, float]] = field(default_factory=lambda: [{}])  # per forward, {(part, layer): seconds}
-    stack: list[Any] = field(default_factory=lambda: [("rest", None)])
+    stack: list[tuple[str, int | None]] = field(default_factory=lambda: [("rest", None)])
     spans: list[Span] = field(default_factory=list)
+    forward: int = 0
     since: float = 0.0
 
     def split(self) -> None:
         """Charge what has passed since the last split."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        now, owner = time.perf_counter(), self.stack[-1]
-        part, layer = owner
-        self.spent[-1][owner] = self.spent[-1].get(owner, 0.0) + now - self.since
-        self.spans.append(Span(part, layer, len(self.spent) - 1, self.since, now))
+        now = time.perf_counter()
+        self.spans.append(Span(*self.stack[-1], self.forward, self.since, now))
         self.since = now
 
     def start(self, part: str, layer: int | None, *_: Any) -> None:
@@ -117,7 +116,7 @@ class _Stopwatch:
 
     def next_forward(self, *_: Any) -> None:
         self.split()
-        self.spent.append({})
+        self.forward += 1
 
 
 class _Products(TorchDispatchMode):
@@ -207,15 +206,19 @@ def profile(
         watch = _Stopwatch(model.device)
         with _watched(session.parts, watch):
             watch.split()
-            watch.spent, watch.spans, began = [{}], [], watch.since
+            watch.spans, began = [], watch.since
             session.generate(inputs, **options)
-    prefill, *decode = watch.spent[:-1]  # what comes after the last forward belongs to no phase
-    layers = len(session.parts.layers)
-    mean = {key: sum(step.get(key, 0.0) for step in decode) / len(decode) for step in decode for key in step}
     spans = [replace(span, start=span.start - began, end=span.end - began) for span in watch.spans]
-    return Breakdown(_phase(prefill, layers), _phase(mean, layers) if decode else None, len(decode), spans)
+    layers, steps = len(session.parts.layers), watch.forward - 1
+    prefill, decode = (_phase(spans, forwards, layers) for forwards in (range(1), range(1, watch.forward)))
+    return Breakdown(prefill, decode if steps else None, steps, spans)
 
 
-def _phase(spent: dict[Any, float], layers: int) -> Phase:
-    table = [{part: spent.get((part, layer), 0.0) for part in PARTS} for layer in range(layers)]
-    return Phase(table, spent.get(("vision", None), 0.0), spent.get(("rest", None), 0.0))
+def _phase(spans: Sequence[Span], forwards: range, layers: int) -> Phase:
+    """The mean of some forwards. What comes after the last one belongs to none."""
+    spent: dict[tuple[str, int | None], float] = defaultdict(float)
+    for span in spans:
+        if span.forward in forwards:
+            spent[span.part, span.layer] += (span.end - span.start) / len(forwards)
+    table = [{part: spent[part, layer] for part in PARTS} for layer in range(layers)]
+    return Phase(table, spent["vision", None], spent["rest", None])

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from browser import PATIENCE, chromium, opened, watched
+from PIL import Image
 from torch import Tensor
 from transformers import (
     InternVLConfig,
@@ -245,7 +246,13 @@ def page(shared, address) -> Iterator[Any]:
     assert shared.problems == []
 
 
+@pytest.fixture(scope="session")
+def image() -> Image.Image:
+    return draw(3, kind="objects").image
+
+
 @pytest.fixture
-def picture(tmp_path) -> Path:
-    draw(3, kind="objects").image.save(tmp_path / "picture.png")
+def picture(image, tmp_path) -> Path:
+    """The file of `image`."""
+    image.save(tmp_path / "picture.png")
     return tmp_path / "picture.png"

@@ -8,6 +8,7 @@ import pytest
 
 from analysis import paper
 from analysis.tables import Results, main, tables
+from decomoe.collect import file_name
 from decomoe.evaluate import store
 
 SPECS = ("dense", "fastv:prune=0.6", "vtw", "decomoe", "decomoe:p=0.5", "decomoe:keep_ratio=0.1,order=random")
@@ -49,6 +50,20 @@ def folder(tmp_path) -> Path:
     return tmp_path
 
 
+SECONDS = [{"dense": 0.2, "decomoe": 0.1}, {"dense": 0.4, "decomoe": 0.3}, {"dense": 0.5, "decomoe": 0.1}]
+
+
+def timed(folder: Path) -> None:
+    """Times of three questions, the last answered in one token."""
+    meta = json.loads((folder / "meta.json").read_text())
+    meta["commands"]["latency"] = {"line": "decomoe collect", "date": "2026-01-03"}
+    store.write(folder / "meta.json", json.dumps(meta))
+    steps = [{"dense": 0.1, "decomoe": 0.1}, {"dense": 0.1, "decomoe": 0.08}, {"dense": None, "decomoe": None}]
+    pairs = enumerate(zip(SECONDS, steps, strict=True))
+    lines = [{"number": number, "ttft_s": ttft, "tpot_s": tpot} for number, (ttft, tpot) in pairs]
+    store.append(store.file_of(folder, "drawn", file_name("latency")), lines)
+
+
 def found(folder: Path, number: int) -> list[dict]:
     (table,) = [table for table in tables(Results.read(folder)) if table.number == number]
     return table.frame().to_dict("records")
@@ -77,11 +92,52 @@ def test_table1_against_a_count_by_hand(folder):
     assert theirs["FLOPs"] == pytest.approx(100 * 16.73 / 27.06)
 
 
+def test_times_are_medians_of_ratios(folder):
+    assert {row["TTFT"] for row in found(folder, 1) if row["of"] == "tiny"} == {None}
+    timed(folder)
+    rows = {(row["method"], row["of"]): (row["TTFT"], row["TPOT"]) for row in found(folder, 1)}
+    assert rows["dense", "tiny"] == (100, 100)
+    assert rows["decomoe", "tiny"] == pytest.approx((50, 90))  # of 50, 75 and 20; of 100 and 80
+    assert rows["fastv:prune=0.6", "tiny"] == (None, None)
+    assert rows["decomoe", f"paper, {paper.QWEN}"] == pytest.approx((100 * 256.53 / 370.80, 100 * 93.95 / 135.80))
+    assert rows["decomoe", f"paper, {paper.INTERNVL}"] == (None, None)
+    table = tables(Results.read(folder))[0]
+    assert table.notes[-2:] == (
+        "Times: `decomoe collect; 2026-01-03`.",
+        "Ours: `decomoe evaluate --limit 4; 2026-01-02`.",
+    )
+
+
+def test_a_sweep_has_no_table_of_methods(folder):
+    """Else it would be written over that of other results."""
+    meta = json.loads((folder / "meta.json").read_text())
+    meta["methods"] = {spec: {} for spec in ("dense", "decomoe:p=0.5")}
+    store.write(folder / "meta.json", json.dumps(meta))
+    assert [table.number for table in tables(Results.read(folder))] == [6]
+    del meta["methods"]["decomoe:p=0.5"]
+    store.write(folder / "meta.json", json.dumps(meta))
+    assert [table.number for table in tables(Results.read(folder))] == [1]
+
+
 def test_what_is_missing_is_a_dash(folder):
     table = tables(Results.read(folder))[0]
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.markdown().splitlines() if "|" in line]
-    assert ["sparsevlm", "tiny", *"-" * 9] in lines
-    assert ["fastv", f"paper, {paper.QWEN}", "82.93", "-", "-", "96.32", "-", "-", "-", "61.53", "-"] in lines
+    assert ["sparsevlm", "tiny", *"-" * 11] in lines
+    assert [
+        "fastv",
+        f"paper, {paper.QWEN}",
+        "82.93",
+        "-",
+        "-",
+        "96.32",
+        "-",
+        "-",
+        "-",
+        "61.53",
+        "-",
+        "86.51",
+        "86.51",
+    ] in lines
     assert {len(line) for line in lines} == {len(table.columns)}
     assert not any(method == "vtw" for method, *_ in lines)
 
@@ -122,8 +178,12 @@ def test_command(folder, capsys):
     assert "Ours: `decomoe evaluate --limit 4; 2026-01-02`." in (out / "table1.md").read_text()
     table = pd.read_csv(out / "table1.csv")
     assert table.loc[table.method == "fastv:prune=0.6", "Avg. Ret."].item() == 75
-    assert main([str(folder / "nothing")]) == 2
-    assert "There are no results" in capsys.readouterr().err
+    file = folder / "meta.json"
+    for arguments in ([folder / "nothing"], [file], [folder, "--out", file]):
+        assert main([str(argument) for argument in arguments]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("analysis: ")
+        assert error.count("\n") == 1
 
 
 def test_the_papers_retention_from_its_own_rows():

@@ -15,11 +15,6 @@ from decomoe.methods import DecoMoE, Dense
 from decomoe.mini.draw import draw
 
 
-@pytest.fixture(scope="module")
-def picture():
-    return draw(3, kind="objects").image
-
-
 def plain_answer(loaded: Loaded, image, question: str) -> str:
     """What transformers alone answers, with the processor used by hand."""
     message = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": question}]}]
@@ -30,13 +25,13 @@ def plain_answer(loaded: Loaded, image, question: str) -> str:
     return loaded.processor.tokenizer.decode(ids[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True).strip()
 
 
-def test_dense_is_what_transformers_answers(mini, picture):
+def test_dense_is_what_transformers_answers(mini, image):
     for question in ("Describe the picture.", "Where is the camel?"):
-        assert ask(mini, picture, question, Dense()).text == plain_answer(mini, picture, question)
+        assert ask(mini, image, question, Dense()).text == plain_answer(mini, image, question)
 
 
-def test_stream_grows_to_the_answer(mini, picture):
-    *tokens, answer = stream(mini, picture, "Describe the picture.", DecoMoE())
+def test_stream_grows_to_the_answer(mini, image):
+    *tokens, answer = stream(mini, image, "Describe the picture.", DecoMoE())
     assert isinstance(answer, Answer)
     texts = [token.text for token in tokens]
     assert len(texts) >= 5
@@ -48,15 +43,15 @@ def test_stream_grows_to_the_answer(mini, picture):
     assert sorted(answer.trace.token_times_s) == answer.trace.token_times_s
 
 
-def test_closing_a_stream_stops_it_and_frees_the_model(mini, picture):
-    running = stream(mini, picture, "Describe the picture.", Dense(), max_new_tokens=4000)
+def test_closing_a_stream_stops_it_and_frees_the_model(mini, image):
+    running = stream(mini, image, "Describe the picture.", Dense(), max_new_tokens=4000)
     next(running)
     running.close()
     assert not mini.lock.locked()
-    assert ask(mini, picture, "Where is the camel?").text
+    assert ask(mini, image, "Where is the camel?").text
 
 
-def test_stop_ends_the_answer_within_a_token(mini, picture):
+def test_stop_ends_the_answer_within_a_token(mini, image):
     stop, texts = threading.Event(), []
 
     def on_token(token: Token) -> None:
@@ -64,11 +59,11 @@ def test_stop_ends_the_answer_within_a_token(mini, picture):
         if len(texts) == 2:
             stop.set()
 
-    answer = ask(mini, picture, "Describe the picture.", Dense(), on_token=on_token, stop=stop)
+    answer = ask(mini, image, "Describe the picture.", Dense(), on_token=on_token, stop=stop)
     assert answer.trace.tokens.generated == 2
 
 
-def test_stop_in_the_prefill_ends_it_between_layers(mini, picture):
+def test_stop_in_the_prefill_ends_it_between_layers(mini, image):
     """The layers after the one at which it was stopped never run, and the model is free again."""
     stop, entered = threading.Event(), []
     layers = mini.model.model.language_model.layers
@@ -80,16 +75,16 @@ def test_stop_in_the_prefill_ends_it_between_layers(mini, picture):
 
     handles = [layer.register_forward_hook(lambda *_, index=index: note(index)) for index, layer in enumerate(layers)]
     with pytest.raises(ValueError, match="before the first token"):
-        ask(mini, picture, "Describe the picture.", Dense(), stop=stop)
+        ask(mini, image, "Describe the picture.", Dense(), stop=stop)
     for handle in handles:
         handle.remove()
     assert entered == [0, 1, 2, 3, 4]
-    assert ask(mini, picture, "Where is the camel?").text
+    assert ask(mini, image, "Where is the camel?").text
 
 
-def test_a_waiting_stream_beats_and_can_be_closed(mini, picture):
+def test_a_waiting_stream_beats_and_can_be_closed(mini, image):
     with mini.lock:  # somebody else's question runs
-        waiting = stream(mini, picture, "Where is the camel?", beat_s=0.01)
+        waiting = stream(mini, image, "Where is the camel?", beat_s=0.01)
         assert next(waiting) is None
         closing = threading.Thread(target=waiting.close)
         closing.start()
@@ -97,7 +92,7 @@ def test_a_waiting_stream_beats_and_can_be_closed(mini, picture):
     assert not mini.lock.locked()
 
 
-def test_tokens_tell_what_happened_so_far(mini, picture):
+def test_tokens_tell_what_happened_so_far(mini, image):
     """Read while the answer is being made, they say what the whole trace says afterwards."""
     tokens, prefixes = [], []
 
@@ -105,7 +100,7 @@ def test_tokens_tell_what_happened_so_far(mini, picture):
         tokens.append(token.start())
         prefixes.append(token.prefix())
 
-    trace = ask(mini, picture, "Describe the picture.", DecoMoE(exit_after=6), on_token=on_token).trace
+    trace = ask(mini, image, "Describe the picture.", DecoMoE(exit_after=6), on_token=on_token).trace
     assert prefixes == [trace.prefix.prefill, *trace.prefix.decode]
     for start in tokens:
         assert (start.exit_after, start.prefix.prefill, start.live) == (6, trace.prefix.prefill, trace.live)
@@ -113,37 +108,37 @@ def test_tokens_tell_what_happened_so_far(mini, picture):
         assert start.prefix.decode == []
 
 
-def test_gate_readings_of_a_dense_run_are_those_that_decide(mini, picture):
+def test_gate_readings_of_a_dense_run_are_those_that_decide(mini, image):
     """They equal the readings of runs that exit, up to their exit; nothing else of the dense run changes."""
-    dense = ask(mini, picture, "Describe the picture.", Dense(), read_gate=True)
-    assert dense.text == plain_answer(mini, picture, "Describe the picture.")
+    dense = ask(mini, image, "Describe the picture.", Dense(), read_gate=True)
+    assert dense.text == plain_answer(mini, image, "Describe the picture.")
     assert dense.trace.exit_after is None
     assert dense.trace.flops.sparse == dense.trace.flops.sparse_dense
     readings = {reading.layer: reading.p_exit for reading in dense.trace.gate}
     for theta in (0.05, 0.5, 1.0):
-        trace = ask(mini, picture, "Describe the picture.", DecoMoE(theta=theta), max_new_tokens=1).trace
+        trace = ask(mini, image, "Describe the picture.", DecoMoE(theta=theta), max_new_tokens=1).trace
         for reading in trace.gate:
             if reading.p_exit is not None:
                 assert reading.p_exit == pytest.approx(readings[reading.layer], abs=1e-6)
         assert trace.exit_after == next((layer for layer, p in readings.items() if p >= theta), None)
 
 
-def test_errors_of_the_worker_thread_are_raised(mini, picture):
+def test_errors_of_the_worker_thread_are_raised(mini, image):
     with pytest.raises(ValueError, match="question is empty"):
-        list(stream(mini, picture, "  "))
+        list(stream(mini, image, "  "))
     with pytest.raises(ValueError, match="after layers"):
-        list(stream(mini, picture, "What is this?", DecoMoE(exit_after=40)))
-    assert ask(mini, picture, "Where is the camel?").text  # and the model lives on
+        list(stream(mini, image, "What is this?", DecoMoE(exit_after=40)))
+    assert ask(mini, image, "Where is the camel?").text  # and the model lives on
 
 
-def test_an_exception_in_the_listener_leaves_the_model_free(mini, picture):
+def test_an_exception_in_the_listener_leaves_the_model_free(mini, image):
     def on_token(token: Token) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        ask(mini, picture, "Describe the picture.", on_token=on_token)
+        ask(mini, image, "Describe the picture.", on_token=on_token)
     assert not mini.lock.locked()
-    assert ask(mini, picture, "Where is the camel?", Dense()).text == plain_answer(mini, picture, "Where is the camel?")
+    assert ask(mini, image, "Where is the camel?", Dense()).text == plain_answer(mini, image, "Where is the camel?")
 
 
 def test_people_at_once_get_their_own_answers(mini):
@@ -168,13 +163,13 @@ def internvl_processor(folder):
     return InternVLImageProcessor.from_pretrained(folder)
 
 
-def test_internvl_tiles_and_special_tokens_in_questions(tmp_path, picture):
+def test_internvl_tiles_and_special_tokens_in_questions(tmp_path, image):
     """Every tile has its tokens, in a batch too, and what a question spells is never one of them."""
     processor = internvl_processor(tmp_path)
     loaded = Loaded(BUILDERS["internvl"](), processor)
-    wide = picture.resize((64, 16))
+    wide = image.resize((64, 16))
     questions = ["Where is it?", "Where <IMG_CONTEXT> is <video> it <img></img>?"]
-    inputs = encode(loaded, [(wide, questions[0]), (picture.resize((16, 16)), questions[1])])
+    inputs = encode(loaded, [(wide, questions[0]), (image.resize((16, 16)), questions[1])])
     per_row = (inputs["input_ids"] == processor.image_token_id).sum(1).tolist()
     assert sum(per_row) == 4 * len(inputs["pixel_values"])
     assert per_row[0] > per_row[1] > 0
@@ -183,11 +178,11 @@ def test_internvl_tiles_and_special_tokens_in_questions(tmp_path, picture):
     assert questions[1] in processor.tokenizer.decode(inputs["input_ids"][1])
 
 
-def test_one_may_look_while_the_answer_goes_on(mini, picture, monkeypatch):
+def test_one_may_look_while_the_answer_goes_on(mini, image, monkeypatch):
     """What is seen of finished forwards from another thread is what the whole trace says in the end."""
     monkeypatch.setattr(mini.model.generation_config, "eos_token_id", None)
     looks = []
-    for event in stream(mini, picture, "Describe the picture.", DecoMoE(exit_after=9), max_new_tokens=60):
+    for event in stream(mini, image, "Describe the picture.", DecoMoE(exit_after=9), max_new_tokens=60):
         if isinstance(event, Answer):
             whole = event.trace
         else:

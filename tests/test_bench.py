@@ -190,9 +190,23 @@ def test_the_command_prints_tables_and_one_json_line(capsys):
         assert f"\n| {spec} |" in shown.out
 
 
+def test_offloaded_experts_are_fetched_by_dense_too(capsys):
+    methods = "decomoe:exit_after=3,prefix=5", "decomoe:exit_after=2,prefix=4,outside=drop"
+    sizes = "--shape tiny --layers 6 --rounds 1 --new-tokens 2 --visual 16 --text 8 --offload-suffix".split()
+    code, shown = run(capsys, *sizes, "--methods", "off", *methods)
+    assert code == 0
+    rows = json.loads(shown.out.splitlines()[-1])
+    assert [(row["method"], row["experts"]) for row in rows] == [
+        (name, "decomoe") for name in ("dense", "off", *methods)
+    ]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--shape", "tiny", "--offload-suffix", "--methods", "decomoe@eager"], "no way 'eager'"),
+        (["--shape", "tiny", "--offload-suffix", "--methods", "vtw:exit_after=2"], "is for decomoe"),
+        (["--shape", "tiny", "--offload-suffix", "--check"], "leave --offload-suffix out"),
         (["--shape", "huge"], "no shape"),
         (["--methods", "decomo"], "no method 'decomo'"),
         (["--methods", "decomoe@fast"], "no way 'fast'"),

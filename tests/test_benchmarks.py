@@ -47,6 +47,14 @@ def test_drawn(name, unseen):
         BENCHMARKS[name].load("test", "somewhere")
 
 
+def test_drawn_pictures_has_all_questions_of_a_picture():
+    cases = BENCHMARKS["drawn-pictures"].load("test", None)
+    assert len(cases) == 200
+    asked = [case.question for case in cases if case.group == "drawn/3"]
+    assert asked == [question.text for question in draw(3).questions]
+    assert {case.id for case in cases[:4]} <= {case.id for case in BENCHMARKS["drawn"].load("test", None)}
+
+
 def test_easy_vqa_is_what_its_package_says():
     cases = BENCHMARKS["easy-vqa"].load("test", None)
     questions, answers, images = easy_vqa.get_test_questions()

@@ -8,7 +8,7 @@ from PIL import Image
 from decomoe import cli
 from decomoe.benchmarks import BENCHMARKS, Benchmark, Case
 from decomoe.collect import file_name
-from decomoe.collect.cases import apart, boundary, search
+from decomoe.collect.cases import Telling, apart, boundary, markdown, search, told_of
 from decomoe.evaluate import store
 
 
@@ -47,9 +47,10 @@ def test_boundary(marks, dense, expected):
 
 
 def test_apart():
-    assert apart([(5, "a"), (2, "b"), (5, "c"), (9, "d"), (3, "e")]) == ["b", "a", "d"]
-    assert apart([(5, "a"), (2, "b"), (5, "c")]) == []
-    assert apart([(5, "a"), (2, "b")], wanted=2) == ["b", "a"]
+    questions = [Telling(depth, {"id": name}) for depth, name in [(5, "a"), (2, "b"), (5, "c"), (9, "d"), (3, "e")]]
+    assert [question.line["id"] for question in apart(questions)] == ["b", "a", "d"]
+    assert apart(questions[:3]) == []
+    assert apart(questions[:2], wanted=2) == questions[1::-1]
 
 
 LINES = [
@@ -64,12 +65,15 @@ LINES = [
 
 
 def test_search():
-    early, late, three = search(LINES)
-    assert [one["id"] for one in early.lines] == ["some/2"]
-    assert [one["id"] for one in late.lines] == ["some/1"]
-    assert [one["id"] for one in three.lines] == ["some/3", "some/4", "some/5"]
-    assert (early.boundaries, late.boundaries, three.boundaries) == ([3], [6], [3, 4, 6])
+    found = search(LINES)
+    assert [[question.line["id"] for question in one.questions] for one in found] == [
+        ["some/2"],
+        ["some/1"],
+        ["some/3", "some/4", "some/5"],
+    ]
+    assert [[question.depth for question in one.questions] for one in found] == [[3], [6], [3, 4, 6]]
     assert len(search(LINES[:3])) == 2
+    assert search(LINES[:1]) == []  # neither many tokens nor few
     assert search(LINES[6:]) == []
 
 
@@ -91,9 +95,15 @@ def test_command(results, tmp_path, capsys):
     assert [Image.open(out / one["picture"]).width for one in told] == [10, 9, 11]
     assert "| 2 | ✗ three | ✗ three | ✗ three |" in text
     assert "How \\| many?" in text
+    assert "after layer 3 on; the gate lets the picture go after layer 4." in text
+
+
+def test_a_model_without_a_gate():
+    lines = [{name: value for name, value in one.items() if name != "predicted"} for one in LINES]
+    assert all("gate" not in markdown(told_of(found, "case.png")) for found in search(lines))
 
 
 def test_nothing_is_said(tmp_path, capsys, results):
     store.write(store.file_of(tmp_path, "some", file_name("exits")), "")
     assert cli.main(["cases", "--results", str(results), "--benchmarks", "some"]) == 2
-    assert "has no question" in capsys.readouterr().err
+    assert "No question in" in capsys.readouterr().err

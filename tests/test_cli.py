@@ -12,8 +12,9 @@ import torch
 from PIL import Image
 
 from decomoe import cli
-from decomoe.ask import MINI
+from decomoe.ask import MINI, load
 from decomoe.cli.ask import difference
+from decomoe.families import parts_of
 from decomoe.mini.draw import draw
 from decomoe.trace import Trace
 
@@ -33,13 +34,6 @@ def decomoe(mini, monkeypatch, capsys):
     return run
 
 
-@pytest.fixture
-def picture(tmp_path) -> Path:
-    path = tmp_path / "picture.png"
-    draw(3, kind="objects").image.save(path)
-    return path
-
-
 def test_module_answers_in_its_own_process_and_streams(picture):
     command = [sys.executable, "-m", "decomoe", "ask", picture, "Describe the picture."]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300, check=False)
@@ -57,6 +51,20 @@ def test_text_is_printed_as_it_comes(mini, picture, monkeypatch):
     assert cli.main(["ask", str(picture), "Describe the picture.", "--method", "dense"]) == 0
     before_summary = [text for text in written if text.strip() and "FLOPs" not in text]
     assert len(before_summary) >= 5
+
+
+def test_an_offloaded_suffix_changes_no_answer(decomoe, picture, monkeypatch):
+    asked = ["ask", picture, "Describe the picture.", "--json", "--exit-after", 9, "--prefix", 6]
+    _, before, _ = decomoe(*asked)
+    fresh = load()
+    monkeypatch.setattr("decomoe.cli.ask.load_model", lambda options: fresh)
+    status, after, _ = decomoe(*asked, "--offload-suffix")
+    assert status == 0
+    assert json.loads(after)["answer"] == json.loads(before)["answer"]
+    assert [len(experts.gate_up_proj) for experts in parts_of(fresh.model).experts] == [32] * 10 + [6] * 6
+    status, _, err = decomoe(*asked[:3], "--method", "fastv", "--offload-suffix")
+    assert (status, err.count("\n")) == (2, 1)
+    assert "is for decomoe" in err
 
 
 def test_json_is_the_trace(decomoe, picture):

@@ -177,7 +177,9 @@ def test_what_a_line_says(mini, tmp_path):
             assert all(sum(mass) == pytest.approx(1, abs=1e-2) for mass in line[kind])
     for line in lines(tmp_path, "latency"):
         assert list(line["ttft_s"]) == list(line["parts"]) == ["dense", "decomoe"]
+        assert list(line["tpot_s"]) == ["dense", "decomoe"]
         assert min(line["ttft_s"].values()) > 0
+        assert min(seconds for seconds in line["tpot_s"].values() if seconds is not None) > 0
         for phases in line["parts"].values():
             assert list(phases) == ["prefill", "decode"]
             for parts in phases.values():
@@ -207,7 +209,7 @@ def test_killed_it_goes_on_to_the_same_lines(mini, tmp_path, monkeypatch, capsys
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     first = store.file_of(killed, "drawn", file_name("routing"))
     kept = killed_midway([*arguments, "--out", killed], first, 2)
-    monkeypatch.setattr("decomoe.cli.collect.load_model", lambda options: mini)
+    monkeypatch.setattr("decomoe.cli.common.load_model", lambda options: mini)
     for out in (killed, whole):
         assert cli.main([*arguments, "--out", str(out)]) == 0
     assert first.read_text().startswith(kept)

@@ -219,8 +219,8 @@ def test_torn_lines_and_leftovers_of_workers(tmp_path):
     store.append(path, [{"number": 2}], worker=1)
     store.append(path, [{"number": 1}], worker=10)
     store.append(store.file_of(tmp_path, "drawn", "decomoe:p=0.51"), [{"number": 7}], worker=1)
-    with path.open("a") as file:
-        file.write('{"number": 4, "answ')
+    with path.open("ab") as file:
+        file.write(b'5\n{}\nnull\n\xff\x00\n{"number": 4, "answ')
     numbers = [{"number": number} for number in range(4)]
     assert store.read(path) == numbers
     store.tidy(path)
@@ -235,9 +235,10 @@ def test_meta_grows_but_does_not_change(tmp_path):
     assert grown == {"schema": 1, "run": {"weights": "a"}, "methods": {"dense": {}, "decomoe": {"p": [1, 2]}}}
     with pytest.raises(ValueError, match="made with weights a, not b; choose another --out"):
         store.extended_meta(tmp_path, {"run": {"weights": "b"}})
-    (tmp_path / "meta.json").write_text("{")
-    with pytest.raises(ValueError, match="choose another --out"):
-        store.read_meta(tmp_path)
+    for damaged in ("{", "5", '{"schema": 1, "benchmarks": 5}'):
+        (tmp_path / "meta.json").write_text(damaged)
+        with pytest.raises(ValueError, match="choose another --out"):
+            store.read_meta(tmp_path)
 
 
 # --- with the mini model ----------------------------------------------------------------------------
@@ -252,7 +253,7 @@ def short(name: str = "drawn", count: int = 10) -> tuple[Benchmark, None]:
 @pytest.fixture
 def decomoe(mini, monkeypatch, capsys):
     """Run the command in this process on one loaded model: (exit status, stdout, stderr)."""
-    monkeypatch.setattr("decomoe.cli.evaluate.load_model", lambda options: mini)
+    monkeypatch.setattr("decomoe.cli.common.load_model", lambda options: mini)
 
     def run(*arguments) -> tuple[int, str, str]:
         status = cli.main(["evaluate", *map(str, arguments)])

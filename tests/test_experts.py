@@ -1,6 +1,7 @@
 """Executors against transformers' eager loop, what they read, and where weights and keys lie: bytes are counted."""
 
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from decomoe.experts import WHOLE_PREFIX, offload_suffix, permute_experts
 from decomoe.families import parts_of
 from decomoe.methods import DecoMoE, Dense
+from decomoe.methods.decomoe import usual_prefixes
 from decomoe.runtime import attach
 
 OURS = ("decomoe", "decomoe_loop", "decomoe_all")
@@ -102,6 +104,29 @@ def test_offloading_refuses_what_does_not_fit(model):
     offload_suffix(parts_of(model), [4] * LAYERS)
     with pytest.raises(ValueError, match="permute first"):
         permute_experts(parts_of(model), make_calibration(model).orders)
+
+
+def test_usual_prefixes_cover_the_calibrated_mass(model):
+    """By hand: experts 7, 6, ... 0 hold 0.4, 0.2, 0.1, 0.1, 0.1, 0.1, 0, 0 of the mass; top-k is 2."""
+    mass = torch.tensor([0, 0, 0.1, 0.1, 0.1, 0.1, 0.2, 0.4], dtype=torch.double).expand(LAYERS, -1)
+    orders = torch.arange(EXPERTS).flip(0).expand(LAYERS, -1)
+    parts = parts_of(model)
+    calibration = replace(make_calibration(model), orders=orders.contiguous(), mass=mass.contiguous())
+    with pytest.raises(ValueError, match="lie in the rcep order"):
+        usual_prefixes(DecoMoE(), parts, calibration)
+    permute_experts(parts, calibration.orders)
+    assert usual_prefixes(DecoMoE(p=0.75), parts, calibration) == [None] * 3 + [4] * 3  # the gate may exit after 2
+    assert usual_prefixes(DecoMoE(exit_after=4, p=0.1), parts, calibration) == [None] * 5 + [2]
+    assert usual_prefixes(DecoMoE(exit_after=4, prefix=3), parts, calibration) == [None] * 5 + [3]
+    without = replace(calibration, mass=None)
+    assert usual_prefixes(DecoMoE(exit_after=4, keep_ratio=0.5), parts, without) == [None] * 5 + [4]
+    for method, known, message in (
+        (DecoMoE(), without, "calibrate anew"),
+        (DecoMoE(rcep=False), calibration, "RCEP and an exit"),
+        (DecoMoE(exit_after="never"), calibration, "RCEP and an exit"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            usual_prefixes(method, parts, known)
 
 
 @pytest.mark.parametrize("earlier_kv", ["purge", "keep"])

@@ -11,6 +11,7 @@ from statistics import mean, median
 import plotly.graph_objects as go
 import pytest
 
+from analysis import draw
 from analysis.data import Data, read
 from analysis.figures import FIGURES
 from decomoe import cli
@@ -394,6 +395,22 @@ def test_no_browser_is_said(folder, tmp_path, capsys, monkeypatch):
     error = capsys.readouterr().err
     assert "--formats html" in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("text", ['{"meta"', "5", '{"meta": {}}', '{"meta": {}, "rows": []}', "\xff"])
+def test_a_damaged_table_is_named(tmp_path, capsys, text):
+    (tmp_path / "fig3a.json").write_text(text, encoding="latin-1")
+    assert cli.main(["figures", "--results", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert "fig3a.json is damaged" in error
+    assert error.count("\n") == 1
+
+
+def test_some_figures_leave_the_list_of_all(folder, tmp_path):
+    store.write(tmp_path / "index.md", "of all")
+    list(draw.draw(folder, tmp_path, ["fig3b"], []))
+    assert (tmp_path / "index.md").read_text() == "of all"
+    assert (tmp_path / "fig3b.json").is_file()
 
 
 @pytest.mark.parametrize(

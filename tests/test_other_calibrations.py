@@ -1,5 +1,7 @@
 """What other methods are calibrated to: against runs of their own, and the walk along thresholds against trying all."""
 
+from dataclasses import asdict
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,9 +10,10 @@ from tiny_calibration import CASES, TINY
 
 from decomoe import cli
 from decomoe.ask import Loaded, encode
-from decomoe.calibrate import OtherSettings, Question, calibrate_other
+from decomoe.calibrate import OtherSettings, Question, Training, calibrate_other
 from decomoe.calibrate.modes import _Without, cheapest
 from decomoe.calibrate.observe import divergence
+from decomoe.calibrate.others import dyvte_training
 from decomoe.calibration import Calibration
 from decomoe.families import parts_of
 from decomoe.gate import text_features
@@ -55,8 +58,10 @@ def test_dyvte_learns_where_exits_change_nothing(mini, tmp_path):
     artifact.save(tmp_path / "out")
     again = Calibration.load(tmp_path / "out")
     decider = DyVTE().bind(parts_of(mini.model), again)
-    assert (list(decider.candidates), decider.gate_width) == (list(range(2, 15)), 2048)
+    assert (list(decider.candidates), decider.gate_width) == (list(range(2, 15)), 128)
     assert not any("bias" in name for name in again.others["dyvte"])
+    assert sum(weight.nbytes for weight in again.others["dyvte"].values()) == 13 * 4 * 128 * (2 * 128 + 2)
+    assert artifact.provenance["dyvte"]["training"] == asdict(Training(width=128, bias=False))
     inputs = encode(mini, [(question.case.picture(), question.case.question) for question in QUESTIONS])
     with attach(mini.model, DyVTE(theta=1), again) as session:
         session.keep = (14,)
@@ -64,6 +69,11 @@ def test_dyvte_learns_where_exits_change_nothing(mini, tmp_path):
         features = text_features(session.states[14], session.cache.text_after_image)
         read = [trace.gate[-1].p_exit for trace in session.traces()]
     assert read == pytest.approx(decider.gate(14, features).tolist(), abs=1e-5)
+
+
+def test_dyvte_gates_of_large_models_are_the_authors():
+    assert [dyvte_training(size).width for size in (128, 2048, 4096)] == [128, 2048, 2048]
+    assert dyvte_training(4096, width=512) == Training(width=512, bias=False)
 
 
 def test_modes_measures_what_experts_matter(mini, tmp_path):

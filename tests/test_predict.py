@@ -4,20 +4,14 @@ import pytest
 
 from decomoe.ask import ask
 from decomoe.methods import DecoMoE, Dense
-from decomoe.mini.draw import draw
 from decomoe.ui.predict import predict
 
 QUESTION = "Describe the picture."
 
 
 @pytest.fixture(scope="module")
-def picture():
-    return draw(3, kind="objects").image
-
-
-@pytest.fixture(scope="module")
-def dense(mini, picture):
-    return ask(mini, picture, QUESTION, Dense(), max_new_tokens=2, read_gate=True).trace
+def dense(mini, image):
+    return ask(mini, image, QUESTION, Dense(), max_new_tokens=2, read_gate=True).trace
 
 
 @pytest.mark.parametrize(
@@ -27,9 +21,9 @@ def dense(mini, picture):
     + [DecoMoE(exit_after=4, keep_ratio=0.5, order="native"), DecoMoE(exit_after=4, p=0.9, order="random")],
     ids=str,
 )
-def test_exit_is_exact_and_prefixes_are_near(mini, picture, dense, method):
+def test_exit_is_exact_and_prefixes_are_near(mini, image, dense, method):
     found = predict(mini, dense, method)
-    true = ask(mini, picture, QUESTION, method, max_new_tokens=1).trace
+    true = ask(mini, image, QUESTION, method, max_new_tokens=1).trace
     assert (found.exit_after, found.live, found.theta) == (true.exit_after, true.live, true.theta)
     assert (found.method, found.settings) == (true.method, true.settings)
     pairs = list(zip(found.prefix.prefill, true.prefix.prefill, strict=True))

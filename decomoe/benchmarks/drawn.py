@@ -31,15 +31,16 @@ def drawn_cases(first_seed: int, count: int, per_picture: int = 4, unseen: str |
     return cases[:count]
 
 
-def _load(count: int, unseen: str | None, split: Split, source: str | None) -> list[Case]:
+def _load(count: int, unseen: str | None, split: Split, source: str | None, per_picture: int = 4) -> list[Case]:
     if source is not None:
         raise ValueError(f"Drawn pictures are made by the code and are in no folder; leave '={source}' out.")
     if split == "calibration":  # few questions a picture: a guarantee counts pictures
         return drawn_cases(CALIBRATION_SEED, 2 * count, per_picture=2, unseen=unseen)
-    return drawn_cases(TEST_SEED, count, unseen=unseen)
+    return drawn_cases(TEST_SEED, count, per_picture, unseen)
 
 
 DRAWN = [
     Benchmark("drawn", partial(_load, 2000, None)),
+    Benchmark("drawn-pictures", partial(_load, 200, None, per_picture=20)),  # few pictures, all that can be asked
     *(Benchmark(f"drawn-{unseen}", partial(_load, 500, unseen)) for unseen in UNSEEN),
 ]

@@ -99,7 +99,8 @@ def calibrate(
     model = fingerprint(parts_of(loaded.model))
     plan = Plan(settings.candidates, settings.max_new_tokens)
     fit = observe_all(loaded, parts["fit"], plan, settings.batch, work, "fit")
-    orders = fit.mass.mean(0).argsort(dim=1, descending=True, stable=True)
+    mass = fit.mass.mean(0)
+    orders = mass.argsort(dim=1, descending=True, stable=True)
     shares = (settings.p,) if settings.retain is None else settings.shares
     plan = Plan(settings.candidates, settings.max_new_tokens, shares, Calibration(model, orders))
     seen = {
@@ -129,7 +130,7 @@ def calibrate(
         "guarantee": guarantee,
         "ids": {name: [question.case.id for question in part] for name, part in parts.items()},
     }
-    return Calibration(model, orders, gate, *_configuration(chosen, shares), provenance=provenance)
+    return Calibration(model, orders, gate, *_configuration(chosen, shares), provenance=provenance, mass=mass)
 
 
 def _check_sizes(parts: Mapping[str, Sequence[Question]], settings: Settings) -> None:

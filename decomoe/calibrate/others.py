@@ -1,7 +1,7 @@
 """What other methods need to know of a model: VTW's exit layer, DyVTE's gates, MoDES's importances and thresholds."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +35,7 @@ class OtherSettings:
         skip: MoDES: the share of routes to skip in prefill; the authors report up to 0.88.
         grid: MoDES: thresholds to try for each modality (paper: 100).
         loss_ratio: DyVTE: how much the loss may grow by an exit (its code: 1.03).
-        training: DyVTE: width and missing biases are the authors', the rest is as for SAVB, so that the two gates
-            differ by design alone (theirs: one epoch at a rate of 6e-5 with a cosine schedule on 6600 questions).
+        training: DyVTE: by default `dyvte_training`.
         max_new_tokens: answers are cut there. batch: questions at a time.
     """
 
@@ -44,9 +43,19 @@ class OtherSettings:
     skip: float = 0.5
     grid: int = 100
     loss_ratio: float = 1.03
-    training: Training = field(default_factory=lambda: Training(width=2048, bias=False))
+    training: Training | None = None
     max_new_tokens: int = 64
     batch: int = 8
+
+
+def dyvte_training(hidden_size: int, width: int = 2048) -> Training:
+    """The authors' gates: no biases, and 2048 wide, but never wider than the states that they read.
+
+    The authors' model, of width 4096, and any from 2048 on have their width; beside a small model such gates would be
+    larger than the model. The rest is as for SAVB, so that the two gates differ by design alone (theirs: one epoch at a
+    rate of 6e-5 with a cosine schedule on 6600 questions).
+    """
+    return Training(width=min(width, hidden_size), bias=False)
 
 
 def calibrate_other(
@@ -104,9 +113,10 @@ def _dyvte(loaded: Loaded, questions: Sequence[Question], settings: OtherSetting
     seen = observe_all(loaded, questions, plan, settings.batch, work, "dyvte")
     same, nll = seen.same[:, :, 0], seen.nll[:, :, 0]
     labels = same[:, :-1] & (nll[:, :-1] <= settings.loss_ratio * nll[:, -1:] + ROUNDING)
-    gate, losses = train_gate(seen.features, labels, layers, settings.training)
+    training = settings.training or dyvte_training(parts_of(loaded.model).config.hidden_size)
+    gate, losses = train_gate(seen.features, labels, layers, training)
     positive = dict(zip(layers, labels.double().mean(0).tolist(), strict=True))
-    return gate.state_dict(), {"labels_positive": positive, "gate_loss": losses}
+    return gate.state_dict(), {"training": asdict(training), "labels_positive": positive, "gate_loss": losses}
 
 
 OTHERS: dict[str, Callable[[Loaded, Sequence[Question], OtherSettings, Path], Found]] = {

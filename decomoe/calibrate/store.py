@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from tqdm import tqdm
 
@@ -44,14 +45,23 @@ def observe_all(
     hidden = None if team.is_main_process else True  # None: hidden where nobody watches
     with tqdm(total=sum(len(chunk) for _, chunk in mine), desc=label, unit="question", disable=hidden) as bar:
         for path, chunk in mine:
-            if not path.is_file():
+            if not _whole(path):
                 _write(path, observe(loaded, chunk, plan))
             bar.update(len(chunk))
     team.wait_for_everyone()
-    if not all(path.is_file() for path in paths):
+    if not all(map(_whole, paths)):
         raise ValueError(f"Observations of other processes are missing; all machines must share the folder {folder}.")
     seen = [load_file(path) for path in paths]
     return Observed(**{field.name: torch.cat([chunk[field.name] for chunk in seen]) for field in fields(Observed)})
+
+
+def _whole(path: Path) -> bool:
+    """Whether a chunk is there, and not cut short by a full disk or a power cut."""
+    try:
+        with safe_open(path, "pt"):
+            return True
+    except (OSError, SafetensorError):
+        return False
 
 
 def _write(path: Path, seen: Observed) -> None:

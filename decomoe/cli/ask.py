@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..difference import differences
 from ..images import load_image
-from .common import check_counts, load_model
+from .common import add_offload, check_counts, load_model, offload
 
 if TYPE_CHECKING:
     from ..ask import Token
@@ -42,6 +42,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
         help="no gate: with RCEP a fixed exit at the paper's relative depth (28 of 48), without RCEP no exit at all",
     )
     ask.add_argument("--no-rcep", action="store_true", help="all experts everywhere")
+    add_offload(ask)
     ask.add_argument("--max-new-tokens", type=int, default=64)
     ask.add_argument("--json", action="store_true", help="print one JSON line, the trace, instead of the answer")
     return ask
@@ -59,6 +60,8 @@ def run(options: argparse.Namespace) -> int:
 
     traces = []
     methods = _methods(options, loaded.model.config.get_text_config().num_hidden_layers)
+    if options.offload_suffix:
+        offload(loaded.model, loaded.calibration, methods)
     for method in methods if options.compare else []:  # warm-up: a first forward is slow, whoever goes first
         ask(loaded, image, options.question, method, max_new_tokens=2)
     for method in methods:

@@ -7,13 +7,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .common import check_counts, load_model
+from .common import add_offload, check_counts, load_model, offload
 
 if TYPE_CHECKING:
     from ..bench import Row, Variant
     from ..calibration import Calibration
 
 BASELINE = "grouped_mm"  # the executor that transformers chooses
+FETCHING = ("decomoe", "decomoe_loop")  # those that fetch experts from host memory
 TOLERANCES = {"float32": 1e-3, "bfloat16": 0.1}  # random routers are near ties, which bf16 breaks anew
 LIST = "examples.json"
 EXAMPLES = Path(__file__).parents[2] / "assets" / "examples"
@@ -45,6 +46,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
     bench.add_argument(
         "--cpu-time", action="store_true", help="CPU seconds instead of the clock's, where others use the CPU too"
     )
+    add_offload(bench)
     bench.add_argument("--breakdown", action="store_true", help="where the time goes, part by part")
     bench.add_argument("--check", action="store_true", help="compare logits with fp32 and eager experts; no timing")
     return bench
@@ -55,11 +57,15 @@ def run(options: argparse.Namespace) -> int:
     check_counts(options, "layers", "visual", "text", "batch", "rounds")
     if options.new_tokens < 2:
         raise ValueError(f"--new-tokens must be at least 2, TPOT needs a second one; not {options.new_tokens}.")
+    if options.check and options.offload_suffix:
+        raise ValueError("--check compares with eager experts, which can't be offloaded; leave --offload-suffix out.")
     _variants(options, layers=48)  # a slip is told before the model loads
     model, calibration, prompts = _shape(options) if options.shape else _model(options)
     from ..bench import check, measure  # noqa: PLC0415
 
     variants = _variants(options, model.config.get_text_config().num_hidden_layers)
+    if options.offload_suffix:
+        offload(model, calibration, [variant.method for variant in variants.values()])
     if options.check:
         limit = TOLERANCES[str(model.dtype).removeprefix("torch.")]
         errors = check(model, variants, prompts[0], calibration)
@@ -110,7 +116,8 @@ def _variants(options: argparse.Namespace, layers: int) -> "dict[str, Variant]":
     from ..evaluate import parse_method  # noqa: PLC0415
     from ..methods import DecoMoE  # noqa: PLC0415
 
-    known = ["eager", *ALL_EXPERTS_FUNCTIONS]
+    known = FETCHING if options.offload_suffix else ("eager", *ALL_EXPERTS_FUNCTIONS)
+    baseline = "decomoe" if options.offload_suffix else BASELINE
     plain = {"dense": None, "off": DecoMoE(exit_after="never", rcep=False, order="native")}
     specs = [spec for text in options.methods for spec in re.split(r",(?=[a-z0-9]+(?:[:,@]|$))", text)]
     variants = {}
@@ -119,7 +126,7 @@ def _variants(options: argparse.Namespace, layers: int) -> "dict[str, Variant]":
         if experts and experts not in known:
             raise ValueError(f"There is no way '{experts}' to run experts; there are {', '.join(known)}.")
         if text in plain:
-            variants[spec] = Variant(plain[text], experts or BASELINE)
+            variants[spec] = Variant(plain[text], experts or baseline)
             continue
         name, _, given = text.partition(":")
         if options.shape and name == DecoMoE.name:

@@ -4,14 +4,14 @@ import argparse
 import json
 from typing import Any
 
-from .common import add_results, check_counts, load_model, results_of, resumable
+from .common import add_results, prepared, results_of, resumable
 
 
 def add(commands: Any) -> argparse.ArgumentParser:
     """Add the command to the parser."""
     evaluate = commands.add_parser("evaluate", help="measure methods on benchmarks; goes on where it was stopped")
     evaluate.set_defaults(run=run)
-    add_results(evaluate)
+    add_results(evaluate, batch=32)
     evaluate.add_argument(
         "--methods",
         nargs="+",
@@ -20,25 +20,16 @@ def add(commands: Any) -> argparse.ArgumentParser:
         help="such as decomoe:savb=no,p=0.5 or sparsevlm:layers=2/6/15, or the rows of a table of the paper: table1, "
         "table2, table5, table6; dense always",
     )
-    evaluate.add_argument("--batch", type=int, default=32, help="questions at once")
-    evaluate.add_argument("--max-new-tokens", type=int, default=64)
     evaluate.add_argument("--traces", action="store_true", help="keep the whole trace of every question")
     return evaluate
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; the exit status."""
-    check_counts(options, "limit", "batch", "max_new_tokens")
-    from accelerate import PartialState  # noqa: PLC0415
-
-    from ..evaluate import evaluate, parse_benchmarks, parse_methods, tables, write_tables  # noqa: PLC0415
+    first, loaded, benchmarks, methods = prepared(options)
+    from ..evaluate import evaluate, tables, write_tables  # noqa: PLC0415
     from ..evaluate.store import note_command  # noqa: PLC0415
 
-    benchmarks = parse_benchmarks(options.benchmarks)
-    parse_methods(options.methods, layers=48)  # a slip is told before the model loads
-    first = PartialState().is_main_process  # also before it: each process takes its own GPU
-    loaded = load_model(options)
-    methods = parse_methods(options.methods, loaded.model.config.get_text_config().num_hidden_layers)
     out = results_of(options)
     with resumable():
         evaluate(loaded, benchmarks, methods, out, options.limit, options.batch, options.max_new_tokens, options.traces)

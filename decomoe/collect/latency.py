@@ -1,4 +1,4 @@
-"""What a question costs in time: by part and layer for dense and DecoMoE, and its first token by every method."""
+"""What a question costs in time: TTFT and TPOT by method, and by part and layer for dense and DecoMoE."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,26 +10,31 @@ from ..latency import PARTS, Phase, profile
 from ..methods import Method
 
 PROFILED = ("dense", "decomoe")
-STEPS = 8  # decoded tokens; the breakdown of decode is their mean
+STEPS = 8  # decoded tokens at most; the breakdown of decode is their mean
 
 
 def time_all(loaded: Loaded, methods: Mapping[str, Method], part: Batch) -> list[dict[str, Any]]:
     """What a line keeps of each question of a batch; one after the other, because together no time would be true.
 
-    "ttft_s" has seconds to the first token by method, in plain runs. "parts" has, for `PROFILED`, milliseconds of one
-    prefill and of a decode step by part and layer, from passes that the stopwatch slows down.
+    "ttft_s" and "tpot_s" have seconds to the first token and for each further one by method, in plain runs; a TPOT is
+    null where the answer has one token. "parts" has, for `PROFILED`, milliseconds of one prefill and of a decode step
+    by part and layer, from passes that the stopwatch slows down.
     """
-    return [
-        {
-            "ttft_s": {spec: _first_token(loaded, case, method) for spec, method in methods.items()},
-            "parts": _profiled(loaded, case, {spec: methods[spec] for spec in PROFILED if spec in methods}),
+    found = []
+    for case in part.cases:
+        picture = case.picture()
+        traces = {
+            spec: ask(loaded, picture, case.question, method, max_new_tokens=STEPS).trace
+            for spec, method in methods.items()
         }
-        for case in part.cases
-    ]
-
-
-def _first_token(loaded: Loaded, case: Case, method: Method) -> float | None:
-    return ask(loaded, case.picture(), case.question, method, max_new_tokens=1).trace.ttft_s
+        found.append(
+            {
+                "ttft_s": {spec: trace.ttft_s for spec, trace in traces.items()},
+                "tpot_s": {spec: trace.tpot_s for spec, trace in traces.items()},
+                "parts": _profiled(loaded, case, {spec: methods[spec] for spec in PROFILED if spec in methods}),
+            }
+        )
+    return found
 
 
 def _profiled(loaded: Loaded, case: Case, methods: Mapping[str, Method]) -> dict[str, dict[str, Any]]:

@@ -128,7 +128,7 @@ def _load(
         seen = {case.group for case in listed if case.id in excluded and case.group}
         asked = [case for case in listed if case.id not in excluded and case.group not in seen]
         if not asked:
-            raise ValueError(f"{benchmark.name} has no question that the calibration has not seen.")
+            raise ValueError(f"{benchmark.name} has no question" + " that the calibration has not seen." * bool(listed))
         random.Random(0).shuffle(asked)  # always the same order, whose first few are a fair sample
         cases[benchmark] = asked
         counts[benchmark.name] = {
@@ -202,6 +202,7 @@ def _identity(loaded: Loaded) -> dict[str, Any]:
     if calibration is not None:
         state = {field.name: getattr(calibration, field.name) for field in dataclasses.fields(calibration)}
         state["gate"] = calibration.gate and calibration.gate.state_dict()
+        state.pop("mass")  # what it decides is in the orders
     return {
         "model": Path(parts.model.name_or_path or parts.family.name).name,
         "layers": len(parts.layers),

@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,13 @@ def read_meta(out: Path) -> dict[str, Any]:
         return {"schema": SCHEMA}
     except ValueError:
         meta = None
-    if not isinstance(meta, dict) or meta.get("schema") != SCHEMA:
+    if (
+        not isinstance(meta, dict)
+        or meta.pop("schema", None) != SCHEMA
+        or not all(isinstance(group, dict) for group in meta.values())
+    ):
         raise ValueError(f"The results in {out} can't be read by this version of decomoe; choose another --out.")
-    return meta
+    return {"schema": SCHEMA, **meta}
 
 
 def extended_meta(out: Path, groups: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -106,9 +111,9 @@ def _parts(path: Path) -> Sequence[Path]:
 
 
 def _whole_lines(path: Path) -> Iterable[Record]:
-    for line in path.read_text().splitlines(keepends=True):
-        try:
-            if line.endswith("\n"):
-                yield json.loads(line)
-        except ValueError:
-            continue  # torn by a kill or a power cut; asked again
+    """Others were torn by a kill or a power cut; their questions are asked again."""
+    for line in path.read_text(errors="replace").split("\n")[:-1]:
+        with suppress(ValueError):
+            record = json.loads(line)
+            if isinstance(record, dict) and "number" in record:
+                yield record

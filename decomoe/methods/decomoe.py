@@ -170,3 +170,25 @@ class DecoMoEDecider(Decider):
         if exit_after is None:
             return False
         return exit_after < state.layer or (state.decoding and self.method.decode_rcep == "all layers")
+
+
+def usual_prefixes(method: DecoMoE, parts: Parts, calibration: Calibration | None) -> list[int | None]:
+    """Per layer, how many experts its prefix keeps: a fixed number, or as many as hold p of the calibrated mass.
+
+    None for layers before the earliest exit, which need all. For `experts.offload_suffix`.
+
+    Raises:
+        ValueError: the method never takes a prefix, not of the experts as they lie, or its length isn't known.
+    """
+    decider = method.bind(parts, calibration)
+    first = method.exit_after if decider.gate is None else decider.candidates[0]
+    if decider.rank is None or not isinstance(first, int):
+        raise ValueError("Only experts behind a prefix can be offloaded: RCEP and an exit are needed.")
+    if not decider.in_order:
+        raise ValueError("The experts of this model lie in the rcep order, and its last ones are to be offloaded.")
+    lengths = [decider.fixed] * len(parts.layers)
+    if decider.fixed is None:
+        if calibration is None or calibration.mass is None:
+            raise ValueError("No calibrated mass tells how long prefixes are; fix the prefix, or calibrate anew.")
+        lengths = shortest_prefix(calibration.mass.gather(1, calibration.orders), decider.p, decider.top_k).tolist()
+    return [None] * (first + 1) + lengths[first + 1 :]

@@ -14,7 +14,8 @@ class DyVTE(Method):
     """The forerunner of SAVB: gates without biases, 2048 wide, which look at the text behind the picture.
 
     Earlier layers keep their visual keys and values, positions stay. Where we differ: there are gates only from the
-    layer on in which the whole picture has been seen (DeepStack), and gates are asked at prefill alone.
+    layer on in which the whole picture has been seen (DeepStack), gates are asked at prefill alone, and beside a small
+    model they are narrower (`calibrate.others.dyvte_training`).
 
     Attributes:
         theta: visual tokens leave where p_exit is above it. The authors take the likelier class: 0.5.

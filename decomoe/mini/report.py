@@ -2,22 +2,18 @@
 
 import argparse
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from ..ask import MINI, Loaded, load
-from ..benchmarks import Case, Outcome, run
-from ..benchmarks.drawn import drawn_cases
-from ..collect.cases import apart
+from ..ask import MINI
+from ..benchmarks import BENCHMARKS
+from ..calibration import Calibration
+from ..collect.cases import found_in, markdown, picture_of, told_of
 from ..evaluate import METHOD_SETS, by_kind, rows, tables
 from ..evaluate.tables import to_markdown
-from ..methods import DecoMoE
-from .draw import draw
 
-BOUNDARY_SEED = 30_000  # held out; the search for a picture whose questions exit apart starts here
 MAIN = ("dense", *METHOD_SETS["table2"], "decomoe:earlier_kv=purge")
 
 CARD = """# The mini model
@@ -69,42 +65,36 @@ F1 of dense on questions whether something is in the picture ("presence"): {f1}.
 By kind of question:
 
 {kinds}
-{tables}
-## One picture, three boundaries
-The first held-out picture (from seed {boundary_seed} up) with three questions that DecoMoE answers rightly and whose
-visual tokens leave after three different layers: seed {seed}.
-
-![the picture](boundaries.png)
-
-{boundaries}"""
+{tables}{boundaries}"""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--results", type=Path, default=Path("results/mini"), help="what `decomoe evaluate` wrote")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=Path("results/mini"),
+        help="what `decomoe evaluate` wrote",
+    )
     parser.add_argument("--limit", type=int, help="questions of each benchmark")
     parser.add_argument("--sweeps", type=Path, help="the same, for the rows of the paper's tables 5 and 6")
+    parser.add_argument("--cases", type=Path, help="the forced exits of drawn-pictures that `decomoe collect` wrote")
     parser.add_argument("--log", type=Path, default=Path("work/mini/log.jsonl"), help="of the training")
     arguments = parser.parse_args()
-    loaded = load()
-    assert loaded.calibration is not None
+    calibration = Calibration.load(MINI / "calibration")
     found = [row for row in rows(arguments.results, arguments.limit) if row["method"] in MAIN]
     kinds = [row for row in by_kind(arguments.results, arguments.limit) if row["method"] in ("dense", "decomoe")]
     overview, kind_table = tables(found, kinds)
-    seed, cases, outcomes = find_boundaries(loaded)
-    draw(seed).image.save(MINI / "boundaries.png", optimize=True)
     card = CARD.format(
         training=to_markdown(training_table(arguments.log)),
-        **calibration_text(loaded.calibration.provenance),
-        theta=loaded.calibration.theta,
-        p=loaded.calibration.p,
+        **calibration_text(calibration.provenance),
+        theta=calibration.theta,
+        p=calibration.p,
         main=to_markdown(overview),
         f1=", ".join(f"{r['benchmark']} {r['f1']:.3f}" for r in found if r["method"] == "dense" and r["f1"]),
         kinds=to_markdown(kind_table),
         tables=sweeps(arguments.sweeps) if arguments.sweeps else "",
-        boundary_seed=BOUNDARY_SEED,
-        seed=seed,
-        boundaries=to_markdown(boundary_table(cases, outcomes)),
+        boundaries=boundaries(arguments.cases) if arguments.cases else "",
     )
     (MINI / "README.md").write_text(card)
 
@@ -142,25 +132,14 @@ def sweeps(results: Path) -> str:
     return text
 
 
-def find_boundaries(loaded: Loaded, wanted: int = 3) -> tuple[int, list[Case], list[Outcome]]:
-    """The first picture with `wanted` questions that are answered rightly and whose exits differ."""
-    seed = BOUNDARY_SEED
-    while True:
-        cases = drawn_cases(seed, len(draw(seed).questions), per_picture=20)
-        pairs = zip(cases, run(loaded, cases, DecoMoE(), max_new_tokens=64), strict=True)
-        exits = [
-            (outcome.trace.exit_after, (case, outcome)) for case, outcome in pairs if outcome.answer == case.answer
-        ]
-        picked = apart(((layer, pair) for layer, pair in exits if layer is not None), wanted)
-        if picked:
-            return seed, [case for case, _ in picked], [outcome for _, outcome in picked]
-        seed += 1
-
-
-def boundary_table(cases: Sequence[Case], outcomes: Sequence[Outcome]) -> pd.DataFrame:
-    """Question, answer and exit."""
-    pairs = zip(cases, outcomes, strict=True)
-    return pd.DataFrame([{"question": c.question, "answer": o.answer, "exit": o.trace.exit_after} for c, o in pairs])
+def boundaries(results: Path) -> str:
+    """One picture whose questions need to look to three depths, as `decomoe cases` finds it; its picture is saved."""
+    pictures = BENCHMARKS["drawn-pictures"]
+    found = [case for case in found_in(results, [pictures]) if len(case.questions) == 3]
+    if not found:
+        return ""
+    picture_of(found[0], [(pictures, None)]).save(MINI / "boundaries.png", optimize=True)
+    return "\n" + markdown(told_of(found[0], "boundaries.png"))
 
 
 if __name__ == "__main__":
