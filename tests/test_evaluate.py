@@ -83,6 +83,7 @@ def test_sets_are_the_tables_of_the_paper():
         ("decomoe:exit_after=late", "exit_after is a whole number or gate or never, not 'late'"),
         ("decomoe:order=best", "order is rcep or native or random, not 'best'"),
         ("decomoe:prefix=3.5", "prefix is a whole number, not '3.5'"),
+        ("decomoe:p=0.5,order=native,p=0.7", "p is given twice"),
     ],
 )
 def test_a_method_that_is_not_one(spec, message):
