@@ -242,6 +242,15 @@ def test_meta_grows_but_does_not_change(tmp_path):
             store.read_meta(tmp_path)
 
 
+def test_all_commands_are_noted_once(tmp_path, monkeypatch):
+    for line in ("evaluate --limit 3", "collect", "evaluate --limit 5", "evaluate --limit 3"):
+        monkeypatch.setattr("sys.argv", ["decomoe", *line.split()])
+        store.note_command(tmp_path, line.split()[0])
+    noted = {kind: command["line"] for kind, command in store.read_meta(tmp_path)["commands"].items()}
+    both = "decomoe evaluate --limit 3 && decomoe evaluate --limit 5"
+    assert noted == {"evaluate": both, "collect": "decomoe collect"}
+
+
 # --- with the mini model ----------------------------------------------------------------------------
 
 
