@@ -83,6 +83,7 @@ def test_sets_are_the_tables_of_the_paper():
         ("decomoe:exit_after=late", "exit_after is a whole number or gate or never, not 'late'"),
         ("decomoe:order=best", "order is rcep or native or random, not 'best'"),
         ("decomoe:prefix=3.5", "prefix is a whole number, not '3.5'"),
+        ("decomoe:p=0.5,order=native,p=0.7", "p is given twice"),
     ],
 )
 def test_a_method_that_is_not_one(spec, message):
@@ -239,6 +240,15 @@ def test_meta_grows_but_does_not_change(tmp_path):
         (tmp_path / "meta.json").write_text(damaged)
         with pytest.raises(ValueError, match="choose another --out"):
             store.read_meta(tmp_path)
+
+
+def test_all_commands_are_noted_once(tmp_path, monkeypatch):
+    for line in ("evaluate --limit 3", "collect", "evaluate --limit 5", "evaluate --limit 3"):
+        monkeypatch.setattr("sys.argv", ["decomoe", *line.split()])
+        store.note_command(tmp_path, line.split()[0])
+    noted = {kind: command["line"] for kind, command in store.read_meta(tmp_path)["commands"].items()}
+    both = "decomoe evaluate --limit 3 && decomoe evaluate --limit 5"
+    assert noted == {"evaluate": both, "collect": "decomoe collect"}
 
 
 # --- with the mini model ----------------------------------------------------------------------------

@@ -44,5 +44,8 @@ def test_command(mini, monkeypatch, capsys):
     assert [line.split(": ", 1)[1] for line in lines] == [lines[0].split(": ", 1)[1]] * 2  # both cost the same
     assert cli.main([*command, "vtw", "--to", "decomoe:exit_after=9,prefix=24"]) == 0
     assert "the nearest that it can" in capsys.readouterr().out.splitlines()[1]
-    assert cli.main([*command, "dense"]) == 2
+    monkeypatch.setattr("decomoe.evaluate.cost_of", None)  # what can't be matched is told before the work
+    assert cli.main([*command, "vtw", "dense"]) == 2
     assert "'dense' has no strength to match" in capsys.readouterr().err
+    assert cli.main([*command, "fastv:prune=0.5"]) == 2
+    assert "prune is given twice in 'fastv:prune=0.5,prune=0.5'" in capsys.readouterr().err

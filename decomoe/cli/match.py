@@ -23,12 +23,14 @@ def run(options: argparse.Namespace) -> int:
     check_counts(options, "batch", "max_new_tokens")
     from ..benchmarks import BENCHMARKS  # noqa: PLC0415
     from ..calibrate.data import load_questions  # noqa: PLC0415
-    from ..evaluate import cost_of, matched, missed, parse_method, parse_methods  # noqa: PLC0415
+    from ..evaluate import at_strength, cost_of, matched, missed, parse_method, parse_methods  # noqa: PLC0415
 
     specs = list(parse_methods(options.methods, layers=48))
     parse_method(options.to, layers=48)
     cases = [question.case for question in load_questions(options.data, BENCHMARKS, seed=0)]
     loaded, sizes = load_model(options), (options.batch, options.max_new_tokens)
+    for spec in specs:
+        at_strength(spec, 0.5, loaded)  # what can't be matched is told before the work
     to = parse_method(options.to, loaded.model.config.get_text_config().num_hidden_layers)
     target = cost_of(loaded, cases, to, *sizes)
     found = {options.to: target, **dict(matched(loaded, cases, spec, target, *sizes) for spec in specs)}

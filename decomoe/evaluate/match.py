@@ -34,7 +34,7 @@ def matched(
     Executed FLOPs are matched; sparse ones for methods that skip routes, MoDES and FastMMoE: it saves these alone.
 
     Raises:
-        ValueError: there is no one strength to match by, or the method does not fit the model.
+        ValueError: as for `at_strength`.
     """
     layers = len(parts_of(loaded.model).layers)
     convention = _convention(spec)
@@ -46,7 +46,7 @@ def matched(
 
     for _ in range(STEPS):
         strength = (low + high) / 2
-        candidate = f"{spec}{',' if ':' in spec else ':'}{_at(strength, spec, loaded)}"
+        candidate = at_strength(spec, strength, loaded)
         if candidate not in costs:
             costs[candidate] = cost_of(loaded, cases, parse_method(candidate, layers), batch, max_new_tokens)
         if abs(gap(candidate)) < TOLERANCE:
@@ -66,8 +66,19 @@ def _convention(spec: str) -> str:
     return "sparse" if spec.partition(":")[0] in ("modes", "fastmmoe") else "executed"
 
 
-def _at(strength: float, spec: str, loaded: Loaded) -> str:
-    """The parameters of a method at a strength: 0 saves nothing, 1 all that it can."""
+def at_strength(spec: str, strength: float, loaded: Loaded) -> str:
+    """The spec with the parameters of a strength: 0 saves nothing, 1 all that it can.
+
+    Raises:
+        ValueError: there is no one strength to match by, it is given already, or the method does not fit the model.
+    """
+    parts = parts_of(loaded.model)
+    stronger = f"{spec}{',' if ':' in spec else ':'}{_parameters(strength, spec, loaded)}"
+    parse_method(stronger, len(parts.layers)).bind(parts, loaded.calibration)
+    return stronger
+
+
+def _parameters(strength: float, spec: str, loaded: Loaded) -> str:
     weakness, parts = 1 - strength, parts_of(loaded.model)
     match spec.partition(":")[0]:
         case "fastv":

@@ -128,7 +128,7 @@ def _load(
         seen = {case.group for case in listed if case.id in excluded and case.group}
         asked = [case for case in listed if case.id not in excluded and case.group not in seen]
         if not asked:
-            raise ValueError(f"{benchmark.name} has no question" + " that the calibration has not seen." * bool(listed))
+            raise ValueError(f"{benchmark.name} has no question{' that the calibration has not seen' * bool(listed)}.")
         random.Random(0).shuffle(asked)  # always the same order, whose first few are a fair sample
         cases[benchmark] = asked
         counts[benchmark.name] = {

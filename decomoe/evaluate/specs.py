@@ -78,6 +78,8 @@ def parse_method(spec: str, layers: int) -> Method:
         key, _, value = pair.partition("=")
         if key not in parameters:
             raise ValueError(f"{name} has no parameter '{key}'; it has {', '.join(parameters) or 'none'}.")
+        if key in options:
+            raise ValueError(f"{key} is given twice in '{spec}'.")
         choices = _choices(parameters[key])
         pieces = [_value(key, piece, choices) for piece in (value.split("/") if ... in choices else [value])]
         options[key] = tuple(pieces) if ... in choices else pieces[0]

@@ -64,10 +64,13 @@ def extended_meta(out: Path, groups: dict[str, dict[str, Any]]) -> dict[str, Any
 
 
 def note_command(out: Path, *made: str) -> None:
-    """Note in `out` that this command line last added lines of the kinds `made`, and when; figures say so."""
-    meta = read_meta(out)
-    now = {"line": shlex.join(["decomoe", *sys.argv[1:]]), "date": datetime.date.today().isoformat()}
-    meta["commands"] = {**meta.get("commands", {}), **dict.fromkeys(made, now)}
+    """Note in `out` that this command line too added lines of the kinds `made`, and when; figures say so."""
+    meta, now = read_meta(out), shlex.join(["decomoe", *sys.argv[1:]])
+    commands = meta.setdefault("commands", {})
+    for kind in made:
+        earlier = commands[kind]["line"].split(" && ") if kind in commands else []
+        lines = dict.fromkeys([*earlier, now])  # one that was run again counts once
+        commands[kind] = {"line": " && ".join(lines), "date": datetime.date.today().isoformat()}
     write(out / META, json.dumps(meta, indent=1) + "\n")
 
 
