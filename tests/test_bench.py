@@ -243,12 +243,23 @@ def test_the_command_says_what_is_wrong(capsys, arguments, message):
 
 
 def test_the_gpu_script_runs_in_small(tmp_path):
-    small = {"SHAPE": "tiny", "LAYERS": "8", "VISUAL": "16", "ROUNDS": "1", "TOKENS": "2", "PYTHON": sys.executable}
+    small = {
+        "SHAPE": "tiny",
+        "LAYERS": "8",
+        "VISUAL": "16",
+        "ROUNDS": "1",
+        "TOKENS": "2",
+        "PYTHON": str(tmp_path / "python"),
+    }
+    uncompiled = "import sys, torch; torch.compile = lambda call, **_: call; from decomoe.cli import main"
+    Path(small["PYTHON"]).write_text(f"#!{sys.executable}\n{uncompiled}; sys.exit(main(sys.argv[3:]))\n")
+    Path(small["PYTHON"]).chmod(0o755)
     environment = {**os.environ, **small, "OUT": str(tmp_path / "out.md"), "PYTHONPATH": str(ROOT)}
     done = subprocess.run([ROOT / "benchmarks/gpu.sh"], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     shown = (tmp_path / "out.md").read_text()
-    assert shown.count("\nok: ") == 10
+    assert shown.count("\nok: ") == 16
     assert "WRONG" not in shown
-    (line,) = (line for line in shown.splitlines() if line.startswith("[{"))
-    assert len(json.loads(line)) == 11
+    graphs, all_methods = (json.loads(line) for line in shown.splitlines() if line.startswith("[{"))
+    assert [row["compiled"] for row in graphs] == [False] * 3 + [True] * 3
+    assert len(all_methods) == 11
