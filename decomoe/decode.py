@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from .cache import LayoutCache
-from .experts import executor_in_graph
+from .experts import executor_in_graph, offloaded
 from .families import Parts, parts_of
 from .methods.base import Limits
 from .prefix import covering, drop, reroute, routed_mass
@@ -89,10 +89,7 @@ class CompiledDecode:
 
     def __init__(self, model: Any, backend: str | Callable = "inductor") -> None:
         self.parts = parts = parts_of(model)
-        if len({parameter.device for parameter in model.parameters()}) > 1:
-            raise ValueError("Compiled decode needs the whole model on one device.")
-        if parts.config._attn_implementation not in ("sdpa", "eager"):
-            raise ValueError("Compiled decode needs the attention implementation sdpa or eager.")
+        self.check(parts)
         # looked up now: what is compiled must not look
         self._embed, self._head = model.get_input_embeddings(), model.get_output_embeddings()
         self._text_model, self._renormalizes = parts.text_model, parts.renormalizes
@@ -105,13 +102,17 @@ class CompiledDecode:
         self._reroute: bool | None = None
 
     def check(self, parts: Parts) -> None:
-        """Refuse to decode for another model.
+        """Refuse what a graph can't run.
 
         Raises:
-            ValueError: so it is.
+            ValueError: these are parts of another model, or of one that can't be compiled.
         """
         if parts.model is not self.parts.model:
             raise ValueError("This compiled decode was made for another model.")
+        if offloaded(parts) or len({parameter.device for parameter in parts.model.parameters()}) > 1:
+            raise ValueError("Compiled decode needs the whole model on one device.")
+        if parts.config._attn_implementation not in ("sdpa", "eager"):
+            raise ValueError("Compiled decode needs the attention implementation sdpa or eager.")
 
     def start(self, cache: LayoutCache, position: Tensor, room: int, limits: Limits | None) -> None:
         """Go on from a finished prefill.

@@ -36,7 +36,7 @@ def permute_experts(parts: Parts, orders: Tensor) -> None:
     Raises:
         ValueError: weights are not in memory (`meta`), or the experts were permuted before.
     """
-    if any(hasattr(experts, _HOST) for experts in parts.experts):
+    if offloaded(parts):
         raise ValueError("Some experts lie in host memory and can't be permuted; permute first.")
     if hasattr(parts.model, _ORDER):
         raise ValueError("The experts of this model are permuted already; load it again to use another order.")
@@ -48,6 +48,11 @@ def permute_experts(parts: Parts, orders: Tensor) -> None:
         for weight in (*router.parameters(), *experts.parameters()):
             weight.copy_(weight.index_select(0, order.to(weight.device)))
     setattr(parts.model, _ORDER, orders.clone())
+
+
+def offloaded(parts: Parts) -> bool:
+    """Whether some experts lie in host memory."""
+    return any(hasattr(experts, _HOST) for experts in parts.experts)
 
 
 def ranks(parts: Parts, orders: Tensor) -> Tensor:

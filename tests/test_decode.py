@@ -10,6 +10,8 @@ from test_engine import SEED_OF_DIFFERENT_EXITS, engine, make_calibration, plain
 from transformers import StoppingCriteria, TextStreamer
 
 from decomoe.decode import CompiledDecode
+from decomoe.experts import offload_suffix
+from decomoe.families import parts_of
 from decomoe.methods import VTW, DecoMoE, Dense, FastMMoE, FastV, MoDES, SparseVLM
 from decomoe.runtime import Stopped, attach
 
@@ -215,9 +217,13 @@ def test_what_does_not_fit_is_refused(model, uncompiled):
         session.generate(inputs, max_new_tokens=2)
         with pytest.raises(ValueError, match="without it"):
             session.prefill(inputs)
-    model.model.language_model.layers[2].to("meta")
+    offload_suffix(parts_of(model), [4] * LAYERS)
+    with pytest.raises(ValueError, match="one device"), attach(model, Dense(), decode=decode):
+        pass
+    spread = internvl()
+    spread.model.language_model.layers[2].to("meta")
     with pytest.raises(ValueError, match="one device"):
-        CompiledDecode(model)
+        CompiledDecode(spread)
 
 
 def test_flash_attention_is_refused(model, monkeypatch):
