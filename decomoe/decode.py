@@ -207,12 +207,12 @@ def complete(
     """
     ends = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
     going = torch.ones(len(ids), dtype=torch.bool, device=ids.device)
-    all_logits: Any = []
-    all_scores: Any = []
+    kept: Any = []
     while True:
-        all_logits.append(logits.float())
-        scores = processors(ids, all_logits[-1])
-        all_scores.append(scores)
+        logits = logits.float()
+        scores = processors(ids, logits)
+        if config.return_dict_in_generate:
+            kept.append((scores, logits))
         chosen = torch.multinomial(scores.softmax(-1), 1) if config.do_sample else scores.argmax(-1, keepdim=True)
         if ends:
             chosen = chosen.where(going.unsqueeze(1), config._pad_token_tensor)
@@ -224,8 +224,9 @@ def complete(
     sequences: Any = ids
     if not config.return_dict_in_generate:
         return sequences
+    all_scores, all_logits = zip(*kept, strict=True)
     return GenerateDecoderOnlyOutput(
         sequences=sequences,
-        scores=tuple(all_scores) if config.output_scores else None,
-        logits=tuple(all_logits) if config.output_logits else None,
+        scores=all_scores if config.output_scores else None,
+        logits=all_logits if config.output_logits else None,
     )
