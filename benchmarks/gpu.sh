@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# All that a GPU can show, in under ten minutes on one H200: correctness in slices, then dense against all methods at
-# 300, 1000 and 4000 visual tokens. Every part prints Markdown and a line of JSON; all goes to OUT too.
+# All that a GPU can show, in under ten minutes on one H200: correctness in slices, decode with and without CUDA graphs
+# in a slice (all layers would take minutes to compile), then dense against all methods at 300, 1000 and 4000 visual
+# tokens. Every part prints Markdown and a line of JSON; all goes to OUT too.
 # Smaller, on any machine: SHAPE=tiny LAYERS=8 VISUAL="16 36" ROUNDS=1 TOKENS=2 benchmarks/gpu.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -16,8 +17,13 @@ bench() { echo "\`decomoe bench --shape $shape $*\`"; echo; "$python" -m decomoe
   for dtype in float32 bfloat16; do
     bench --check --layers "$slice" --dtype "$dtype" --visual 64 --methods \
       "decomoe:exit_after=$deep,rcep=no" "decomoe:exit_after=$deep,prefix=$experts" \
-      "decomoe:exit_after=$deep,prefix=$experts@decomoe_loop" "decomoe:exit_after=$deep,prefix=$experts@decomoe_all"
+      "decomoe:exit_after=$deep,prefix=$experts@decomoe_loop" "decomoe:exit_after=$deep,prefix=$experts@decomoe_all" \
+      --compile dense "decomoe:exit_after=$deep,p=0.7" "decomoe:exit_after=$deep,p=0.7,outside=drop"
   done
+  echo "## Decode with and without CUDA graphs, $slice layers"
+  graphs=("decomoe:exit_after=$deep,p=0.7" "decomoe:exit_after=$deep,p=0.7,outside=drop")
+  bench --layers "$slice" --visual 300 --text 80 --rounds "$rounds" --new-tokens "$tokens" --skew "${SKEW:-1}" \
+    --methods dense "${graphs[@]}" --compile dense "${graphs[@]}"
   for count in $visual; do
     echo "## $count visual tokens"
     bench --layers "$layers" --visual "$count" --text 80 --rounds "$rounds" --new-tokens "$tokens" --skew "${SKEW:-1}" \

@@ -2,6 +2,7 @@
 
 from .ask import Answer, Loaded, Token, ask, load, stream
 from .calibration import Calibration
+from .decode import CompiledDecode
 from .methods import METHODS, DecoMoE, Dense, Method
 from .runtime import Session, attach
 from .trace import Trace
@@ -11,6 +12,7 @@ __all__ = [
     "METHODS",
     "Answer",
     "Calibration",
+    "CompiledDecode",
     "DecoMoE",
     "Dense",
     "Loaded",

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import StoppingCriteria
 
 from .calibration import META, Calibration
+from .decode import CompiledDecode
 from .experts import permute_experts
 from .families import load_model, parts_of
 from .gate import text_features
@@ -190,6 +191,7 @@ def ask(
     on_token: Callable[[Token], None] = lambda token: None,
     stop: threading.Event | None = None,
     read_gate: bool = False,
+    decode: CompiledDecode | None = None,
 ) -> Answer:
     """Ask `question` about `image`, greedily decoded.
 
@@ -197,17 +199,18 @@ def ask(
         on_token: called after every token.
         stop: when set, the answer ends with the layer at hand.
         read_gate: after the answer, note what the gate reads after every candidate; for `Dense`, where nothing leaves.
+        decode: compiled decode steps, made for this model and kept from question to question.
 
     Raises:
         ValueError: picture, question or method don't fit, and the message says what to do; or the answer was stopped
             before its first token.
     """
     tokenizer = loaded.processor.tokenizer
-    decode = lambda ids: tokenizer.decode(ids, skip_special_tokens=True).strip()  # noqa: E731
+    to_text = lambda ids: tokenizer.decode(ids, skip_special_tokens=True).strip()  # noqa: E731
     with (
         out_of_memory_is_told(),
         loaded.lock,
-        attach(loaded.model, method, loaded.calibration) as session,
+        attach(loaded.model, method, loaded.calibration, decode) as session,
         torch.inference_mode(),
     ):
         inputs = encode(loaded, [(load_image(image), question)])
@@ -215,7 +218,7 @@ def ask(
         session.stop = stop = stop or threading.Event()
         if read_gate and loaded.calibration and loaded.calibration.gate:
             session.keep = loaded.calibration.gate.candidates
-        watch = _Watch(session, decode, prompt, on_token, stop)
+        watch = _Watch(session, to_text, prompt, on_token, stop)
         try:
             session.generate(inputs, max_new_tokens=max_new_tokens, do_sample=False, stopping_criteria=[watch])
         except Stopped:

@@ -9,7 +9,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import StoppingCriteria
 
 from .calibration import Calibration
+from .decode import CompiledDecode
 from .families import Parts, parts_of
 from .flops import Dimensions, head_width
 from .latency import profile
@@ -26,16 +27,21 @@ from .record import Record
 from .runtime import Session, attach
 from .trace import Trace
 
+CHECKED = 5  # tokens; a CUDA graph is replayed from its third step on
 Row = dict[str, Any]
 Clock = Callable[[], float]
 
 
 @dataclass(frozen=True)
 class Variant:
-    """What to measure. `method` None is plain `generate`, without any of our hooks; `experts` is the executor."""
+    """What to measure. `method` None is plain `generate`, without any of our hooks; `experts` is the executor.
+
+    `compiled`: decode in compiled steps, which take a method and have an executor of their own.
+    """
 
     method: Method | None
     experts: str
+    compiled: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,13 +83,15 @@ def executor(model: Any, name: str) -> Iterator[None]:
 
 
 @contextmanager
-def _attached(model: Any, variant: Variant, calibration: Calibration | None) -> Iterator[Session | None]:
+def _attached(
+    model: Any, variant: Variant, calibration: Calibration | None, decode: CompiledDecode | None = None
+) -> Iterator[Session | None]:
     """The variant at work inside the `with`; None for plain `generate`."""
     with executor(model, variant.experts):
         if variant.method is None:
             yield None
             return
-        with attach(model, variant.method, calibration) as session:
+        with attach(model, variant.method, calibration, decode if variant.compiled else None) as session:
             yield session
 
 
@@ -116,7 +124,7 @@ def measure(
     Args:
         prompts: of one or several questions each, as the processor makes them; rounds take them in turns.
         tokens: to decode, exactly so many; TPOT needs 2. rounds: that count.
-        breakdown: also say where the time goes, in a pass of its own.
+        breakdown: also say where the time goes, in a pass of its own; not of compiled ones.
         clock: `time.process_time` counts CPU seconds, which others on the machine disturb less.
 
     Raises:
@@ -124,19 +132,24 @@ def measure(
     """
     if rounds < 1 or tokens < 2:
         raise ValueError(f"At least 1 round of at least 2 tokens, not {rounds} of {tokens}.")
+    decode = CompiledDecode(model) if any(variant.compiled for variant in variants.values()) else None
+    for variant in (variant for variant in variants.values() if variant.compiled):
+        with _attached(model, variant, calibration, decode) as session:
+            for inputs in prompts:  # compiles for every shape
+                _generate(model, session, inputs, tokens)
     times: dict[str, list[list[float]]] = {name: [] for name in variants}
     for number in range(rounds + 1):
         for name, variant in variants.items():
-            with _attached(model, variant, calibration) as session:
+            with _attached(model, variant, calibration, decode) as session:
                 seconds = _generate(model, session, prompts[number % len(prompts)], tokens, clock)
             if number:
                 times[name].append(seconds)
     machine, rows, first = measure_machine(model.device, model.dtype, clock), [], next(iter(variants))
     for name, variant in variants.items():
         ttft, tpot = _ttft(times[name]), _tpot(times[name])
-        row: Row = {"method": name, "experts": variant.experts}
+        row: Row = {"method": name, "experts": variant.experts, "compiled": variant.compiled}
         row |= _spread("ttft", ttft, _ttft(times[first])) | _spread("tpot", tpot, _tpot(times[first]))
-        with _attached(model, variant, calibration) as session, peak_memory(model.device) as peak:
+        with _attached(model, variant, calibration, decode) as session, peak_memory(model.device) as peak:
             _generate(model, session, prompts[0], tokens)
         row["peak_bytes"] = peak.get("bytes")
         row |= _mean([_work(model, variant, calibration, inputs, tokens) for inputs in prompts])
@@ -144,7 +157,7 @@ def measure(
             floor = max(row[f"{phase}_flops"] / machine.flops, row[f"{phase}_bytes"] / machine.bandwidth)
             measured = row["ttft_s" if phase == "prefill" else "tpot_s"]
             row |= {f"{phase}_floor_s": floor, f"{phase}_achieved": floor / measured}
-        if breakdown:
+        if breakdown and not variant.compiled:  # a graph has no parts to look into
             row["breakdown"] = _breakdown(model, variant, calibration, prompts[0], tokens)
         rows.append(row)
     for row in rows:
@@ -243,21 +256,26 @@ def _breakdown(
 def check(
     model: Any, variants: Mapping[str, Variant], inputs: Mapping[str, Any], calibration: Calibration | None = None
 ) -> dict[str, float]:
-    """How far the first token's logits are from those in fp32 with transformers' eager experts, relative to their norm.
+    """How far the logits of prefill and decode are from those in fp32 with transformers' eager experts, relative to
+    their norm.
 
     Leaves `model` in fp32.
     """
+    options = {"max_new_tokens": CHECKED, "return_dict_in_generate": True, "output_logits": True, "do_sample": False}
 
-    def logits(variant: Variant, experts: str) -> Tensor:
-        with _attached(model, Variant(variant.method or Dense(), experts), calibration) as session:
+    def logits(variant: Variant, decode: CompiledDecode | None = None) -> Tensor:
+        """(CHECKED, B, vocabulary), after the same tokens whatever the logits say."""
+        with _attached(model, variant, calibration, decode) as session:
             assert session is not None
-            pixels = inputs["pixel_values"].to(model.dtype)
-            options = {"max_new_tokens": 1, "return_dict_in_generate": True, "output_logits": True}
-            return session.generate({**inputs, "pixel_values": pixels}, do_sample=False, **options).logits[0].float()
+            asked = {**inputs, "pixel_values": inputs["pixel_values"].to(model.dtype)}
+            out = session.generate(asked, prefix_allowed_tokens_fn=lambda row, ids: [len(ids) % 50], **options)
+            return torch.stack(out.logits).float()
 
-    found = {name: logits(variant, variant.experts) for name, variant in variants.items()}
+    decode = CompiledDecode(model) if any(variant.compiled for variant in variants.values()) else None
+    attached = {name: replace(variant, method=variant.method or Dense()) for name, variant in variants.items()}
+    found = {name: logits(variant, decode) for name, variant in attached.items()}
     model.float()
-    expected = {name: logits(variant, "eager") for name, variant in variants.items()}
+    expected = {name: logits(replace(variant, experts="eager", compiled=False)) for name, variant in attached.items()}
     return {name: float((found[name] - expected[name]).norm() / expected[name].norm()) for name in variants}
 
 

@@ -5,7 +5,7 @@ size; "decomoe_loop" and "decomoe_all" are single ones, and transformers' own st
 function, read only experts that some token uses (but "decomoe_all"), and skip the sentinel, index E.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ def permute_experts(parts: Parts, orders: Tensor) -> None:
     Raises:
         ValueError: weights are not in memory (`meta`), or the experts were permuted before.
     """
-    if any(hasattr(experts, _HOST) for experts in parts.experts):
+    if offloaded(parts):
         raise ValueError("Some experts lie in host memory and can't be permuted; permute first.")
     if hasattr(parts.model, _ORDER):
         raise ValueError("The experts of this model are permuted already; load it again to use another order.")
@@ -48,6 +48,11 @@ def permute_experts(parts: Parts, orders: Tensor) -> None:
         for weight in (*router.parameters(), *experts.parameters()):
             weight.copy_(weight.index_select(0, order.to(weight.device)))
     setattr(parts.model, _ORDER, orders.clone())
+
+
+def offloaded(parts: Parts) -> bool:
+    """Whether some experts lie in host memory."""
+    return any(hasattr(experts, _HOST) for experts in parts.experts)
 
 
 def ranks(parts: Parts, orders: Tensor) -> Tensor:
@@ -108,6 +113,25 @@ def automatic(experts: Any, hidden: Tensor, indices: Tensor, scores: Tensor) -> 
     if hasattr(experts, _HOST) or (hidden.device.type == "cpu" and len(hidden) == 1):
         return loop(experts, hidden, indices, scores)
     return ALL_EXPERTS_FUNCTIONS["grouped_mm"](experts, hidden, indices, scores)
+
+
+def gather(experts: Any, hidden: Tensor, indices: Tensor, scores: Tensor) -> Tensor:
+    """For a compiled graph and few tokens: each route's products straight from its expert's weights. No host sync.
+
+    The sentinel reads the last expert, with weight zero.
+    """
+    own = indices.clamp(max=experts.num_experts - 1)
+    gate_up = (experts.gate_up_proj[own] * hidden[:, None, None]).sum(-1)
+    results = (experts.down_proj[own] * experts._apply_gate(gate_up).unsqueeze(2)).sum(-1)
+    return (results * scores.unsqueeze(-1)).sum(1)
+
+
+def executor_in_graph(device: torch.device, dtype: torch.dtype) -> Callable[[Any, Tensor, Tensor, Tensor], Tensor]:
+    """The one for a compiled graph, which must not wait for the host: transformers' grouped GEMM where torch has one
+    that can be captured (bf16 on a GPU), as it reads each expert once and dropped routes never.
+    """
+    captured = device.type == "cuda" and dtype == torch.bfloat16
+    return ALL_EXPERTS_FUNCTIONS["grouped_mm"] if captured else gather
 
 
 for _name, _executor in (("decomoe", automatic), ("decomoe_loop", loop), ("decomoe_all", all_experts)):

@@ -33,9 +33,13 @@ def shortest_prefix(mass: Tensor, share: float, top_k: int) -> Tensor:
     """
     if share >= 1:
         return mass.new_full((len(mass),), mass.shape[1], dtype=torch.long)
+    return covering(mass, share).clamp(min=top_k, max=mass.shape[1])
+
+
+def covering(mass: Tensor, share: float | Tensor) -> Tensor:
+    """(B,) int64, the fewest leading places that hold `share` of each row's `mass` (B, E); of infinity, more than E."""
     covered = mass.cumsum(1)
-    length = (covered < share * covered[:, -1:]).sum(1) + 1
-    return length.clamp(min=top_k, max=mass.shape[1])
+    return (covered < share * covered[:, -1:]).sum(1) + 1
 
 
 def reroute(

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from .cache import LayoutCache
 from .experts import expert_order
 from .families import Parts
 from .flops import Dimensions, count, head_width
-from .methods.base import Prefix, Routes, Routing
+from .methods.base import Limits, Prefix, Routes, Routing
 from .prefix import routed_mass, shares
 from .trace import GateReading, PerLayer, Tokens, Trace
 
@@ -82,6 +82,23 @@ class Record:
         self.chosen.append({})
         self.routed.append({})
         self._reduced.append({})
+
+    def add_step(self, routed: Sequence[Tensor], limits: Limits | None) -> None:
+        """A compiled decode step ran, which no hook has seen.
+
+        Args:
+            routed: as from `CompiledDecode.step`. limits: under which it ran.
+        """
+        self.new_step()
+        layers = [layer for layer, router in enumerate(self.parts.routers) if router is not None]
+        slots = partial(self.cache.slots, None, routed[0].device)
+        steps = zip(*(values.unbind() for values in routed), strict=True)
+        for layer, (logits, scores, indices, chosen, length) in zip(layers, steps, strict=True):
+            state = Routing(layer, True, self.exits, (logits, scores, indices), slots)
+            self.routed[-1][layer], self.chosen[-1][layer] = state, chosen
+            if limits is not None and layer in limits.layers:
+                prefix = Prefix(length, limits.rank[layer], limits.reroute)
+                self.limits[-1][layer] = Limit(state, prefix, None)
 
     def end_prefill(self) -> None:
         """The prefill is over; the cache may still be purged."""

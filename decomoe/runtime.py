@@ -13,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from .cache import LayoutCache, blocks
 from .calibration import Calibration
+from .decode import CompiledDecode, complete
 from .experts import WHOLE_PREFIX
 from .families import Parts, parts_of
 from .layout import take
@@ -53,8 +54,11 @@ class Stopped(Exception):
 class Session:
     """One method at work on one model, one batch of questions at a time. Made by `attach`."""
 
-    def __init__(self, parts: Parts, method: Method, decider: Decider) -> None:
-        self.parts, self.method, self.decider = parts, method, decider
+    def __init__(self, parts: Parts, method: Method, decider: Decider, decode: CompiledDecode | None = None) -> None:
+        self.parts, self.method, self.decider, self.decode = parts, method, decider, decode
+        if decode is not None:
+            decode.check(parts)
+            decider.limits([None])  # refuses what a graph can't follow
         self.cache: Any = None  # the LayoutCache of the batch at hand
         self.record: Any = None  # its Record
         self.deepstack: list[Tensor] = []  # what the batch's visual tokens get after the first layers
@@ -89,6 +93,10 @@ class Session:
         if options.get("num_beams", 1) != 1 or "cache" in options or "past_key_values" in options:
             raise ValueError("A method runs one beam on its own cache; leave out num_beams and cache.")
         cache = self.new_cache(inputs["input_ids"], inputs.get("attention_mask"))
+        if self.decode is not None:
+            if options.get("streamer") is not None:
+                raise ValueError("Compiled decode has no streamer; watch it with stopping_criteria.")
+            options["custom_generate"] = self._generate_compiled
         out = self.parts.model.generate(**inputs, cache=cache, **options)
         ids = out if isinstance(out, Tensor) else out.sequences
         settings = options.get("generation_config") or self.parts.model.generation_config
@@ -100,8 +108,10 @@ class Session:
         """The prefill of the last batch, `generate(inputs)` with `keep` set, for sessions to `resume` from.
 
         Raises:
-            ValueError: tokens have left, so that it is not the dense model's.
+            ValueError: tokens have left, so that it is not the dense model's; or compiled decode has taken its cache.
         """
+        if self.decode is not None:
+            raise ValueError("Compiled decode takes the cache of a prefill; attach without it to resume.")
         if any(layout is not self.cache.full for layout in self.cache.layouts):
             raise ValueError("Tokens left in this prefill; resume from one of the dense model.")
         deltas = getattr(self.parts.model.model, "rope_deltas", None)
@@ -310,6 +320,40 @@ class Session:
             self.rotary = (layout, *(take(x.expand(rows, -1, -1), layout.index, 1) for x in full))
         return self.rotary[1:]
 
+    # --- decode without hooks --------------------------------------------------------------------------------------
+
+    def _generate_compiled(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        **inputs: Any,
+    ) -> Any:
+        """What `generate` runs with compiled decode: the prefill as ever, then graphs."""
+        decode, length = self.decode, input_ids.shape[1]
+        assert decode is not None
+        inputs = model.prepare_inputs_for_generation(
+            input_ids, next_sequence_length=length, is_first_iteration=True, **inputs
+        )
+        logits = model(**inputs, return_dict=True).logits[:, -1]
+        limits = self.decider.limits(self.record.exits)
+        limits = limits and limits.to(input_ids.device)
+        room = generation_config.max_length - length - 1
+        if room:
+            position = inputs["position_ids"][..., -1:] + 1  # as `generate` goes on
+            decode.start(self.cache, position[-3:] if position.ndim == 3 else position, room, limits)
+
+        def step(chosen: Tensor) -> Tensor:
+            if self.stop is not None and self.stop.is_set():
+                raise Stopped
+            logits, routed = decode.step(chosen)
+            self.record.add_step(routed, limits)
+            return logits
+
+        return complete(input_ids, logits, step, logits_processor, stopping_criteria, generation_config)
+
 
 def _lengths(ids: Tensor, ends: int | list[int] | None) -> list[int]:
     """How many tokens each row of (B, G) was given, its end token included."""
@@ -320,21 +364,24 @@ def _lengths(ids: Tensor, ends: int | list[int] | None) -> list[int]:
 
 
 @contextmanager
-def attach(model: Any, method: Method, calibration: Calibration | None = None) -> Iterator[Session]:
+def attach(
+    model: Any, method: Method, calibration: Calibration | None = None, decode: CompiledDecode | None = None
+) -> Iterator[Session]:
     """Let `method` act on every forward of `model` inside the `with`; afterwards the model is as it was.
 
     Args:
         model: of a family in `families.FAMILIES`. One session at a time.
         calibration: for methods that need one.
+        decode: compiled decode steps for `Session.generate`, made for this model and kept from session to session.
 
     Raises:
-        ValueError: the method does not fit the model, or something is attached already.
+        ValueError: the method does not fit the model or compiled decode, or something is attached already.
     """
     parts = parts_of(model)
     decider = method.bind(parts, calibration)
     if getattr(model, "_decomoe_session", None) is not None:
         raise ValueError("A method is attached to this model already; leave its `with` first.")
-    session = Session(parts, method, decider)
+    session = Session(parts, method, decider, decode)
     handles = []
     experts = [module for module in parts.experts if module is not None] if decider.drops else []
     try:

@@ -10,6 +10,7 @@ from conftest import BUILDERS
 from transformers import AutoTokenizer, GotOcr2ImageProcessorPil
 
 from decomoe.ask import MINI, Answer, Loaded, Token, ask, encode, stream
+from decomoe.decode import CompiledDecode
 from decomoe.families import InternVLImageProcessor
 from decomoe.methods import DecoMoE, Dense
 from decomoe.mini.draw import draw
@@ -41,6 +42,16 @@ def test_stream_grows_to_the_answer(mini, image):
     assert answer.trace.tokens.generated == len(answer.trace.token_times_s)
     assert answer.trace.ttft_s == answer.trace.token_times_s[0]
     assert sorted(answer.trace.token_times_s) == answer.trace.token_times_s
+
+
+def test_compiled_decode_streams_the_same_answer(mini, image, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda call, **_: call)
+    seen = []
+    for decode in (None, CompiledDecode(mini.model)):
+        *tokens, answer = stream(mini, image, "Describe the picture.", DecoMoE(exit_after=9, p=0.5), decode=decode)
+        seen.append(([(token.text, token.prefix()) for token in tokens], answer.text, answer.trace.prefix))
+    assert seen[0] == seen[1]
+    assert len(seen[0][0]) >= 5
 
 
 def test_closing_a_stream_stops_it_and_frees_the_model(mini, image):

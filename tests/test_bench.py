@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from conftest import EXPERTS, LAYERS, PROMPTS, TOP_K, WIDTH, inputs_for
 
 from decomoe import bench, cli
 from decomoe.bench import Variant, check, executor, measure
+from decomoe.decode import CompiledDecode
 from decomoe.families import parts_of
 from decomoe.methods import DecoMoE
 from decomoe.runtime import attach
@@ -85,6 +87,31 @@ def test_prompts_take_turns_and_are_averaged(model):
         for name in ("prefill_flops", "decode_bytes", "text"):
             assert row[name] == pytest.approx(sum(alone[number][name] for alone in each) / 3)
     assert [row["exit_after"] for row in rows] == [[None] * 3, [3] * 3, [3] * 3]
+
+
+def test_compiled_decode_is_a_row_beside_the_plain_one(model, monkeypatch):
+    """Steps that are counted, and the same work and cache as without."""
+    monkeypatch.setattr(torch, "compile", lambda call, **_: call)
+    steps, step = [], CompiledDecode.step
+    monkeypatch.setattr(CompiledDecode, "step", lambda *given: steps.append(0) or step(*given))
+    compiled = {f"{name} compiled": replace(VARIANTS[name], compiled=True) for name in ("half", "prefix")}
+    rows = measure(model, VARIANTS | compiled, [inputs_for(model, PROMPTS[0])], tokens=3, rounds=1)
+    assert len(steps) == 2 * 2 * (1 + 2 + 1)  # two methods, two steps each time: to compile, in rounds, for the peak
+    assert [row["compiled"] for row in rows] == [False, False, False, True, True]
+    for plain, graphs in zip(rows[1:3], rows[3:], strict=True):
+        for name in ("prefill_flops", "decode_bytes", "kv_bytes", "mean_prefix", "exit_after"):
+            assert graphs[name] == plain[name]
+    errors = check(model, VARIANTS | compiled, inputs_for(model, PROMPTS[0]))
+    assert max(errors.values()) < 1e-5
+
+
+def test_check_sees_a_decode_step_that_is_wrong(model, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda call, **_: call)
+    monkeypatch.setattr("decomoe.decode.covering", lambda mass, share: mass.new_ones(len(mass)))
+    share = Variant(DecoMoE(exit_after=3, p=0.99, order="native"), "decomoe")
+    errors = check(model, {"plain": share, "wrong": replace(share, compiled=True)}, inputs_for(model, PROMPTS[0]))
+    assert errors["plain"] < 1e-5
+    assert errors["wrong"] > 0.01
 
 
 def test_the_executor_is_put_back(model):
@@ -168,11 +195,13 @@ def run(capsys, *arguments):
     return code, capsys.readouterr()
 
 
-def test_the_command_prints_tables_and_one_json_line(capsys):
+def test_the_command_prints_tables_and_one_json_line(capsys, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda call, **_: call)
     code, shown = run(
         capsys,
         *"--shape tiny --rounds 2 --new-tokens 2 --visual 16 --text 8 --breakdown".split(),
         *"--methods dense,off,decomoe:exit_after=3,prefix=5 vtw:exit_after=4@eager".split(),
+        *"--compile dense,decomoe:exit_after=3,prefix=5".split(),
     )
     assert code == 0
     rows = json.loads(shown.out.splitlines()[-1])
@@ -181,12 +210,15 @@ def test_the_command_prints_tables_and_one_json_line(capsys):
         ("off", "grouped_mm"),
         ("decomoe:exit_after=3,prefix=5", "decomoe"),
         ("vtw:exit_after=4@eager", "eager"),
+        ("dense compiled", "grouped_mm"),
+        ("decomoe:exit_after=3,prefix=5 compiled", "decomoe"),
     ]
-    assert [row["exit_after"] for row in rows] == [[None], [None], [3], [4]]
+    assert [row["exit_after"] for row in rows] == [[None], [None], [3], [4], [None], [3]]
     assert (rows[0]["ttft_ratio"], rows[0]["tpot_ratio"]) == (1, 1)
-    assert all(row["breakdown"]["decode"]["attention"] > 0 for row in rows)
+    assert all(row["breakdown"]["decode"]["attention"] > 0 for row in rows[:4])
+    assert "breakdown" not in rows[4]
     assert all(row["prefill_achieved"] > 0 and row["decode_floor_s"] > 0 for row in rows)
-    for spec in ("dense", "off", "vtw:exit_after=4@eager"):
+    for spec in ("dense", "off", "vtw:exit_after=4@eager", "dense compiled"):
         assert f"\n| {spec} |" in shown.out
 
 
@@ -210,6 +242,8 @@ def test_offloaded_experts_are_fetched_by_dense_too(capsys):
         (["--shape", "huge"], "no shape"),
         (["--methods", "decomo"], "no method 'decomo'"),
         (["--methods", "decomoe@fast"], "no way 'fast'"),
+        (["--compile", "decomo"], "no method 'decomo'"),
+        (["--shape", "tiny", "--compile", "modes:tau_text=0.1,tau_visual=0.1"], "token by token"),
         (["--new-tokens", "1"], "at least 2"),
         (["--rounds", "0"], "at least 1"),
         (["--image", "nowhere.png"], "nowhere.png"),
@@ -223,12 +257,23 @@ def test_the_command_says_what_is_wrong(capsys, arguments, message):
 
 
 def test_the_gpu_script_runs_in_small(tmp_path):
-    small = {"SHAPE": "tiny", "LAYERS": "8", "VISUAL": "16", "ROUNDS": "1", "TOKENS": "2", "PYTHON": sys.executable}
+    small = {
+        "SHAPE": "tiny",
+        "LAYERS": "8",
+        "VISUAL": "16",
+        "ROUNDS": "1",
+        "TOKENS": "2",
+        "PYTHON": str(tmp_path / "python"),
+    }
+    uncompiled = "import sys, torch; torch.compile = lambda call, **_: call; from decomoe.cli import main"
+    Path(small["PYTHON"]).write_text(f"#!{sys.executable}\n{uncompiled}; sys.exit(main(sys.argv[3:]))\n")
+    Path(small["PYTHON"]).chmod(0o755)
     environment = {**os.environ, **small, "OUT": str(tmp_path / "out.md"), "PYTHONPATH": str(ROOT)}
     done = subprocess.run([ROOT / "benchmarks/gpu.sh"], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     shown = (tmp_path / "out.md").read_text()
-    assert shown.count("\nok: ") == 10
+    assert shown.count("\nok: ") == 16
     assert "WRONG" not in shown
-    (line,) = (line for line in shown.splitlines() if line.startswith("[{"))
-    assert len(json.loads(line)) == 11
+    graphs, all_methods = (json.loads(line) for line in shown.splitlines() if line.startswith("[{"))
+    assert [row["compiled"] for row in graphs] == [False] * 3 + [True] * 3
+    assert len(all_methods) == 11

@@ -19,6 +19,7 @@ FLOORS = {
     "calibration": 1,
     "methods": 2,
     "record": 2,
+    "decode": 2,
     "runtime": 3,
     "ask": 4,
     "latency": 4,

@@ -4,6 +4,7 @@ import argparse
 import json
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,13 @@ def add(commands: Any) -> argparse.ArgumentParser:
         metavar="NAME[:KEY=VALUE,...][@EXPERTS]",
         help="dense is plain generate and always first, off is decomoe attached but idle; EXPERTS is how experts run: "
         "decomoe, decomoe_loop, decomoe_all, or transformers' grouped_mm (which dense and off use), batched_mm, eager",
+    )
+    bench.add_argument(
+        "--compile",
+        nargs="+",
+        default=[],
+        metavar="NAME[:KEY=VALUE,...]",
+        help="methods that decode in compiled steps (CUDA graphs on a GPU), each as one more row; slow to compile",
     )
     bench.add_argument("--shape", help="random weights at the widths of qwen3-vl-30b-a3b, or tiny, instead of a model")
     bench.add_argument("--layers", type=int, help="of the shape (all)")
@@ -114,27 +122,39 @@ def _variants(options: argparse.Namespace, layers: int) -> "dict[str, Variant]":
 
     from ..bench import Variant  # noqa: PLC0415
     from ..evaluate import parse_method  # noqa: PLC0415
-    from ..methods import DecoMoE  # noqa: PLC0415
+    from ..methods import DecoMoE, Dense  # noqa: PLC0415
 
     known = FETCHING if options.offload_suffix else ("eager", *ALL_EXPERTS_FUNCTIONS)
     baseline = "decomoe" if options.offload_suffix else BASELINE
-    plain = {"dense": None, "off": DecoMoE(exit_after="never", rcep=False, order="native")}
-    specs = [spec for text in options.methods for spec in re.split(r",(?=[a-z0-9]+(?:[:,@]|$))", text)]
+    idle = {"dense": Dense(), "off": DecoMoE(exit_after="never", rcep=False, order="native")}
+    specs = [(spec, False) for spec in ["dense", *_split(options.methods)]]
+    specs += [(spec, True) for spec in _split(options.compile)]
     variants = {}
-    for spec in dict.fromkeys(["dense", *specs]):
+    for spec, compiled in specs:
         text, _, experts = spec.partition("@")
         if experts and experts not in known:
             raise ValueError(f"There is no way '{experts}' to run experts; there are {', '.join(known)}.")
-        if text in plain:
-            variants[spec] = Variant(plain[text], experts or baseline)
-            continue
-        name, _, given = text.partition(":")
-        if options.shape and name == DecoMoE.name:
-            given += "" if "order=" in given else ",order=native"
-            given += "" if "exit_after=" in given or "savb=" in given else ",savb=no"
-        text = f"{name}:{given.strip(',')}" if given.strip(",") else name
-        variants[spec] = Variant(parse_method(text, layers), experts or "decomoe")
+        method = idle.get(text) or parse_method(_for_shape(text) if options.shape else text, layers)
+        variants[f"{spec} compiled" if compiled else spec] = Variant(
+            None if text == "dense" and not compiled else method,
+            experts or (baseline if text in idle else "decomoe"),
+            compiled,
+        )
     return variants
+
+
+def _split(given: Sequence[str]) -> list[str]:
+    """The specs in a list of specs with commas between them."""
+    return [spec for text in given for spec in re.split(r",(?=[a-z0-9]+(?:[:,@]|$))", text)]
+
+
+def _for_shape(text: str) -> str:
+    """A spec that does without a calibration."""
+    name, _, given = text.partition(":")
+    if name == "decomoe":
+        given += "" if "order=" in given else ",order=native"
+        given += "" if "exit_after=" in given or "savb=" in given else ",savb=no"
+    return f"{name}:{given.strip(',')}" if given.strip(",") else name
 
 
 # --- for people -------------------------------------------------------------------------------------------------------

@@ -203,6 +203,30 @@ class Prefix:
 
 
 @dataclass(frozen=True)
+class Limits:
+    """The prefixes of all decode steps, as data for a compiled graph.
+
+    Attributes:
+        layers: those with a prefix, for some row at least.
+        least, most: (L, B) int64, between which a prefix's length lies; both E where all experts stay.
+        share: () float64, of its routed mass that a token's prefix covers; infinity for all of it.
+        rank: (L, E), as in `Prefix`, and so is `reroute`.
+    """
+
+    layers: Collection[int]
+    least: Tensor
+    most: Tensor
+    share: Tensor
+    rank: Tensor
+    reroute: bool
+
+    def to(self, device: torch.device) -> "Limits":
+        """The same on `device`."""
+        least, most, share, rank = (tensor.to(device) for tensor in (self.least, self.most, self.share, self.rank))
+        return Limits(self.layers, least, most, share, rank, self.reroute)
+
+
+@dataclass(frozen=True)
 class Routes:
     """The routes (B, N, k) that stay, token by token; the others aren't computed.
 
@@ -255,6 +279,16 @@ class Decider:
 
     def routes(self, state: Routing) -> Routes | None:
         """The routes that stay, or None for all."""
+        return None
+
+    def limits(self, exits: Sequence[int | None]) -> Limits | None:
+        """What `prefix` and `routes` will say in decode, after a prefill with these `exits`; None if they say None.
+
+        Raises:
+            ValueError: it can't be told beforehand.
+        """
+        if type(self).prefix is not Decider.prefix or type(self).routes is not Decider.routes:
+            raise ValueError("This method chooses routes token by token, which compiled decode can't follow.")
         return None
 
 

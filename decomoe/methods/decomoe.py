@@ -1,5 +1,7 @@
 """DecoMoE (paper, Sec. 2 and Appendix A): SAVB drops the visual block, RCEP then keeps a prefix of the experts."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, get_args, get_type_hints
 
@@ -11,7 +13,7 @@ from ..experts import ranks
 from ..families import Parts
 from ..gate import text_features
 from ..prefix import shortest_prefix
-from .base import Boundary, Cut, Decider, Method, Prefix, Routing, check_layers
+from .base import Boundary, Cut, Decider, Limits, Method, Prefix, Routing, check_layers
 
 
 def paper_fixed_exit(layers: int) -> int:
@@ -150,7 +152,7 @@ class DecoMoEDecider(Decider):
     def prefix(self, state: Routing) -> Prefix | None:
         if self.rank is None:
             return None
-        limited = [self._limits(exit_after, state) for exit_after in state.exits]
+        limited = [self._limits(exit_after, state.layer, state.decoding) for exit_after in state.exits]
         if not any(limited):
             return None
         rank = self.rank[state.layer] = self.rank[state.layer].to(state.logits.device)
@@ -165,11 +167,26 @@ class DecoMoEDecider(Decider):
             length = length.where(torch.tensor(limited, device=length.device), self.experts)
         return Prefix(length, rank, self.method.outside == "reroute")
 
-    def _limits(self, exit_after: int | None, state: Routing) -> bool:
+    def limits(self, exits: Sequence[int | None]) -> Limits | None:
+        if self.rank is None:
+            return None
+        layers = range(len(self.rank))
+        limited = torch.tensor([[self._limits(exit_after, layer, True) for exit_after in exits] for layer in layers])
+        least, most = (self.fixed, self.fixed) if self.fixed is not None else (self.top_k, self.experts)
+        return Limits(
+            limited.any(1).nonzero().flatten().tolist(),
+            least=torch.where(limited, least, self.experts),
+            most=torch.where(limited, most, self.experts),
+            share=torch.tensor(self.p if self.p < 1 else math.inf, dtype=torch.double),
+            rank=torch.stack([rank.cpu() for rank in self.rank]),
+            reroute=self.method.outside == "reroute",
+        )
+
+    def _limits(self, exit_after: int | None, layer: int, decoding: bool) -> bool:
         """Whether a row that exited after `exit_after` runs this layer on a prefix."""
         if exit_after is None:
             return False
-        return exit_after < state.layer or (state.decoding and self.method.decode_rcep == "all layers")
+        return exit_after < layer or (decoding and self.method.decode_rcep == "all layers")
 
 
 def usual_prefixes(method: DecoMoE, parts: Parts, calibration: Calibration | None) -> list[int | None]:

@@ -1,5 +1,6 @@
 """FastMMoE (arXiv 2511.17885): visual tokens use fewer experts, and those that route alike are merged or leave."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -71,6 +72,9 @@ class FastMMoEDecider(Decider):
             return None
         best = torch.arange(state.scores.shape[2], device=state.scores.device) < self.top_k
         return Routes(best | ~state.visual.unsqueeze(2), self.method.renormalize)
+
+    def limits(self, exits: Sequence[int | None]) -> None:
+        return None
 
     def cut(self, state: Boundary) -> Cut | None:
         if state.layer not in self.watches:
