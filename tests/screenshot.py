@@ -11,6 +11,7 @@ from decomoe.ui.page import build, launch_options
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = 1  # its picture leaves early
+PAGE_HEIGHT, HEIGHT = "document.documentElement.scrollHeight", 2600  # pixels; the rest of a longer page is left out
 
 
 def ask(page: Page) -> None:
@@ -28,7 +29,7 @@ def compare(page: Page) -> None:
     panel.locator("input[type=file]").first.set_input_files(ROOT / "assets" / "examples" / "shape.png")
     expect(panel.locator("img").first).to_be_visible()
     panel.get_by_label("Question", exact=True).fill("is there a blue shape in the image?")
-    panel.get_by_role("button", name="Compare").click()
+    panel.get_by_role("button", name="Compare", exact=True).click()
     expect(panel.locator("#compare-table tbody tr")).to_have_count(8, timeout=10 * PATIENCE)
     expect(panel.locator("#compare-status")).to_have_text("")
 
@@ -36,9 +37,9 @@ def compare(page: Page) -> None:
 def explore(page: Page) -> None:
     """The first of the cases."""
     panel = opened(page, "Explore")
-    panel.locator("tbody tr").first.click()
+    panel.locator(".example").first.click()
     expect(panel.locator("img").first).to_be_visible()
-    panel.get_by_role("button", name="Explore").click()
+    panel.get_by_role("button", name="Explore", exact=True).click()
     expect(panel.locator("#patches img")).to_be_visible(timeout=10 * PATIENCE)
 
 
@@ -53,7 +54,7 @@ def opened(page: Page, tab: str):
 
 
 def main(folder: str = str(ROOT / "assets"), width: str = "1280", scheme: str = "light") -> None:
-    """Photograph every tab from top to bottom."""
+    """Photograph every tab from the top."""
     host = Host()
     demo = build(host)
     _, url, _ = demo.launch(**launch_options(host), prevent_thread_lock=True, quiet=True, server_name="127.0.0.1")
@@ -69,7 +70,8 @@ def main(folder: str = str(ROOT / "assets"), width: str = "1280", scheme: str = 
             page.mouse.move(0, 0)
             page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
             page.wait_for_timeout(1500)
-            page.screenshot(path=Path(folder) / f"page-{tab.__name__}.png", full_page=True)
+            clip = {"x": 0, "y": 0, "width": int(width), "height": min(HEIGHT, page.evaluate(PAGE_HEIGHT))}
+            page.screenshot(path=Path(folder) / f"page-{tab.__name__}.png", full_page=True, clip=clip)
         browser.close()
     demo.close()
 

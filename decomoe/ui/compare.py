@@ -26,8 +26,9 @@ MAX_METHODS = 12
 TOKENS = 48
 NOTES = """FLOPs are of the decoder, against dense at the same answer length. **executed**: every expert of a prefix \
 for every token, the paper's convention. **sparse**: only the routes that a grouped kernel computes. Visual tokens, \
-experts and routes are means over layers; for visual tokens over the prefill. Every method ran once unmeasured before \
-its times were taken. **as dense** is the share of words that both answers have in common, in order."""
+experts and routes are means over layers; for visual tokens over the prefill. **TTFT** is the time to the first \
+token, **TPOT** the mean time of every further one, on this machine; every method ran once unmeasured before. **as \
+dense** is the share of words that both answers have in common, in order."""
 
 
 @dataclass

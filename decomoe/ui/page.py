@@ -50,20 +50,24 @@ CSS = (
 .example img {width: 44px !important; height: 44px !important; object-fit: cover; border-radius: 5px; margin: 0}
 .quiet h2 {font-size: 1rem}
 #loading {padding: 0.5rem 0.75rem; border-left: 3px solid var(--ours); background: var(--block-background-fill)}
-.prose:has(> table) {overflow-x: auto}
-.gradio-container .prose table {width: 100%; font-size: 0.875rem; font-variant-numeric: tabular-nums}
-.gradio-container .prose :is(th, td) {padding: 0.375rem 0.625rem !important; white-space: nowrap;
+.md.prose:has(> table) {overflow-x: auto}
+.gradio-container .md.prose table {width: 100%; font-size: 0.875rem; font-variant-numeric: tabular-nums}
+.gradio-container .md.prose :is(th, td) {padding: 0.375rem 0.5rem !important;
   border-color: var(--border-color-primary) !important}
-#compare-table td:nth-child(2) {white-space: normal; min-width: 14rem}
+.gradio-container .md.prose td {white-space: nowrap}
+.gradio-container .md.prose th {overflow-wrap: normal; word-break: normal}
+.gradio-container #compare-table td:nth-child(2) {white-space: normal; min-width: 12rem}
 #compare-status:not(:has(p)) {display: none}
-@media (max-width: 520px) {.gradio-container .app {padding: 0.75rem !important}}
+@media (max-width: 520px) {.gradio-container .app {padding: 0.75rem !important}
+  .gradio-container .numbers {font-size: 0.8125rem}
+  .gradio-container .numbers :is(th, td) {padding: 0.3125rem 0.25rem}}
 footer {display: none !important}
 """
     + chart.CSS
     + panes.CSS
 )
 SCROLLABLE = """<script>  // wide tables can be scrolled with the keyboard too
-new MutationObserver(() => document.querySelectorAll('.prose:has(> table)').forEach(node => { node.tabIndex = 0; }))
+new MutationObserver(() => document.querySelectorAll('.md.prose:has(> table)').forEach(node => { node.tabIndex = 0; }))
   .observe(document, {subtree: true, childList: true});
 </script>"""
 THEME = gr.themes.Soft(primary_hue="blue", secondary_hue="blue", font=["system-ui", "sans-serif"]).set(

@@ -301,7 +301,14 @@ def cost_figure(dense: Trace, ours: Trace, first: str = "Dense") -> Figure:
     layout = {
         "margin": {"l": 110, "r": 10, "t": 10, "b": 40},
         "xaxis": {"title": {"text": f"share of {first}"}, "rangemode": "tozero"},
-        "legend": {"orientation": "h", "y": 1.12, "traceorder": "reversed"},
+        "legend": {
+            "orientation": "h",
+            "xref": "container",
+            "x": 0,
+            "yanchor": "bottom",
+            "y": 1,
+            "traceorder": "reversed",
+        },
         "bargap": 0.3,
         "barmode": "group",
     }
