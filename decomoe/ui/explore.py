@@ -136,7 +136,7 @@ def _explore(host: Host, image: Any, at: Any, *questions: Any) -> Iterator[tuple
             for swept in sweep(loaded, inputs, HELD):
                 found.append(swept)
                 yield told(asked, found, fires), answers(asked, found), None, None, gr.skip(), gr.skip()
-            curves = shown(fig3a(swept_data(host.name, asked, found)), "perplexity")
+            curves = shown(fig3a(swept_data(host.name, asked, found)), "perplexity") | {"summary": CURVES}
             routes = routes_of(loaded, picture, asked[0])
         tokens = gr.update(choices=choices(routes), value=first_asked(routes))
         drawn = (curves, shown_map(routes, shown_layer))

@@ -299,13 +299,13 @@ def cost_figure(dense: Trace, ours: Trace, first: str = "Dense") -> Figure:
     ]
     said = ", ".join(f"{row[0]} {row[4]:.2f}" for row in rows[::-1])
     layout = {
-        "margin": {"l": 110, "r": 10, "t": 10, "b": 40},
+        "margin": {"l": 110, "r": 10, "t": 45, "b": 40},
         "xaxis": {"title": {"text": f"share of {first}"}, "rangemode": "tozero"},
         "legend": {
             "orientation": "h",
             "xref": "container",
             "x": 0,
-            "yanchor": "bottom",
+            "yref": "container",
             "y": 1,
             "traceorder": "reversed",
         },
