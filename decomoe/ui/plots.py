@@ -306,6 +306,7 @@ def cost_figure(dense: Trace, ours: Trace, first: str = "Dense") -> Figure:
             "xref": "container",
             "x": 0,
             "yref": "container",
+            "yanchor": "top",
             "y": 1,
             "traceorder": "reversed",
         },
