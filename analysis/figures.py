@@ -272,8 +272,8 @@ def fig6(data: Data) -> go.Figure:
     figure.update_xaxes(showgrid=False)
     figure.update_xaxes(title_text="expert, in the model's order", row=2)
     used = {kind: len({row["expert"] for row in data.rows if row["modality"] == kind}) for kind in kinds}
-    said = f"At layer {data.meta['layer']} {len(tokens['visual'])} visual tokens use {used['visual']} of "
-    said += f"{data.meta['experts']} experts, {len(tokens['text'])} text tokens {used['text']}."
+    said = f"At layer {data.meta['layer']}, {len(tokens['visual'])} visual tokens use {used['visual']} of "
+    said += f"{data.meta['experts']} experts, {len(tokens['text'])} text tokens use {used['text']}."
     return _finished(figure, data, f"Where tokens go at layer {data.meta['layer']}", said, height=HEIGHT + 120)
 
 

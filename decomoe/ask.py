@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from PIL import Image
 from torch import Tensor
-from transformers import StoppingCriteria
+from transformers import AutoConfig, PretrainedConfig, StoppingCriteria
 
 from .calibration import META, Calibration
 from .decode import CompiledDecode
 from .experts import permute_experts
-from .families import load_model, parts_of
+from .families import family_of, load_model, parts_of
 from .gate import text_features
 from .images import load_image
 from .methods import Dense, Method
@@ -39,8 +39,29 @@ class Loaded:
     @property
     def name(self) -> str:
         """The model's name: of its folder, or its Hub id."""
-        path = Path(self.model.name_or_path)
-        return path.name if path.is_absolute() else str(path)
+        return name_of(self.model.name_or_path)
+
+
+def name_of(source: str | Path) -> str:
+    """The name of the model at `source`: that of its folder, or its Hub id."""
+    path = Path(source)
+    return path.name if path.is_absolute() else str(path)
+
+
+def outline(
+    source: str | Path = MINI, calibration: str | Path | None = None
+) -> tuple[PretrainedConfig, Calibration | None]:
+    """What is known of a model before its weights are read: its configuration and its calibration; see `load`."""
+    if Path(source).is_absolute() and not Path(source).is_dir():
+        raise FileNotFoundError(
+            f"There is no model in '{source}'; the mini model comes with a clone of the repository."
+        )
+    config = AutoConfig.from_pretrained(source)
+    family_of(config)
+    folder = Path(calibration or Path(source) / "calibration")
+    if calibration is None and not (folder / META).is_file():
+        return config, None
+    return config, Calibration.load(folder)
 
 
 def load(
@@ -60,19 +81,13 @@ def load(
         ValueError: the model's family is unknown or its calibration is for another model.
         OSError: there is no such model.
     """
-    if Path(source).is_absolute() and not Path(source).is_dir():
-        raise FileNotFoundError(
-            f"There is no model in '{source}'; the mini model comes with a clone of the repository."
-        )
+    _, artifact = outline(source, calibration)
     model, processor = load_model(source, device, dtype)
     parts = parts_of(model)
     parts.text_model.set_experts_implementation("decomoe")
-    folder = Path(calibration or Path(source) / "calibration")
-    if calibration is None and not (folder / META).is_file():
-        return Loaded(model, processor)
-    artifact = Calibration.load(folder)
-    artifact.check(parts)
-    permute_experts(parts, artifact.orders)
+    if artifact is not None:
+        artifact.check(parts)
+        permute_experts(parts, artifact.orders)
     return Loaded(model, processor, artifact)
 
 
@@ -108,6 +123,10 @@ class Token:
     def prefix(self) -> list[int | None]:
         """Experts kept per layer by the forward that gave this token; None where all."""
         return self.session.record.kept(0, self.number - 1)
+
+    def experts(self) -> list[list[int]]:
+        """Places of the experts that this forward ran for its last token, per layer."""
+        return self.session.record.ran(0, self.number - 1)
 
 
 class _Watch(StoppingCriteria):

@@ -196,6 +196,15 @@ class Record:
         lengths = [int(limited[layer][0, row]) if layer in limited else experts for layer in range(len(self.live))]
         return [length if length < experts else None for length in lengths]
 
+    def ran(self, row: int, step: int) -> list[list[int]]:
+        """Places of the experts that one finished forward ran for a row's last token, per layer."""
+        experts, chosen = self.parts.config.num_experts, self.chosen[step]
+        last = [
+            chosen[layer].unflatten(0, (len(self.exits), -1))[row, -1].tolist() if layer in chosen else []
+            for layer in range(len(self.live))
+        ]
+        return [[expert for expert in places if expert < experts] for places in last]
+
     def add_flops(self, trace: Trace, gate_width: int) -> None:
         """Count the FLOPs of a finished trace."""
         has_experts = [router is not None for router in self.parts.routers]

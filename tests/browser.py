@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -73,3 +74,22 @@ def set_number(page: Page, label: str, value: str) -> None:
     box = page.get_by_label(label, exact=True)
     box.fill(value)
     box.press("Tab")
+
+
+def assert_accessible(page: Page) -> None:
+    """No serious fault that axe finds, and no scrolling sideways, light and dark, on a desk and on a phone."""
+    found = {}
+    for scheme in ("light", "dark"):
+        page.evaluate("dark => document.body.classList.toggle('dark', dark)", scheme == "dark")
+        for width in (390, 1280):
+            page.set_viewport_size({"width": width, "height": 900})
+            page.wait_for_timeout(300)  # charts follow
+            faults = [
+                (fault["id"], [node["target"] for node in fault["nodes"]])
+                for fault in Axe().run(page).response["violations"]
+                if fault["impact"] in ("serious", "critical")
+            ]
+            overflow = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+            found[scheme, width] = (faults, max(0, overflow))
+    page.evaluate("document.body.classList.remove('dark')")
+    assert found == dict.fromkeys(found, ([], 0)), found

@@ -192,16 +192,16 @@ class Site:
 @pytest.fixture(scope="session")
 def site(tmp_path_factory) -> Iterator[Site]:
     """The page on the mini model; what visitors upload lies in a folder of its own."""
-    from decomoe.ask import load  # noqa: PLC0415 (slow; most tests need no page)
+    from decomoe.ui.hosting import Host  # noqa: PLC0415 (slow; most tests need no page)
     from decomoe.ui.page import build, launch_options  # noqa: PLC0415
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRADIO_TEMP_DIR", str(tmp_path_factory.mktemp("uploads")))
-        loaded = load()
-        page = build(loaded)
-        options = launch_options(loaded) | {"server_name": "127.0.0.1", "prevent_thread_lock": True, "quiet": True}
+        host = Host()
+        page = build(host)
+        options = launch_options(host) | {"server_name": "127.0.0.1", "prevent_thread_lock": True, "quiet": True}
         _, url, _ = page.launch(**options)
-        yield Site(url, loaded, page)
+        yield Site(url, host.load(), page)
         page.close()
 
 

@@ -203,3 +203,19 @@ def test_one_may_look_while_the_answer_goes_on(mini, image, monkeypatch):
         assert start.prefix.prefill == whole.prefix.prefill
         assert start.mass["text"] == whole.mass["text"]
         assert prefix == [whole.prefix.prefill, *whole.prefix.decode][number - 1]
+
+
+def test_a_token_tells_which_experts_it_ran_through(mini, picture):
+    """Together they are those that generated tokens gave mass to; inside a prefix they are of the prefix."""
+    order = mini.calibration.orders.tolist()
+    ran: list = []
+    on_token = lambda token: ran.append(token.experts())  # noqa: E731
+    trace = ask(mini, picture, "Describe the picture.", Dense(), max_new_tokens=6, on_token=on_token).trace
+    for layer, mass in enumerate(trace.mass["generated"]):
+        used = {order[layer][place] for token in ran[1:] for place in token[layer]}
+        assert used == {expert for expert, value in enumerate(mass) if value}
+    ran.clear()
+    trace = ask(mini, picture, "Describe the picture.", DecoMoE(exit_after=6, prefix=5), on_token=on_token).trace
+    assert len(ran) == trace.tokens.generated
+    assert all(set(token[layer]) < set(range(5)) for token in ran for layer in range(7, 16))
+    assert any(max(token[3]) >= 5 for token in ran)

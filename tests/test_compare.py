@@ -4,7 +4,7 @@ import html
 import json
 
 import pytest
-from browser import PATIENCE, watched
+from browser import PATIENCE, assert_accessible, watched
 from markdown_it import MarkdownIt
 from playwright.sync_api import expect
 from visitor import png
@@ -146,6 +146,7 @@ def test_the_table_grows_and_the_plot_is_drawn(tab):
     points = tab.locator(".chart-box .scatterlayer .point:visible")
     expect(points.first).to_be_attached(timeout=PATIENCE)
     assert points.count() >= 5
+    assert_accessible(tab)
     assert tab.problems == []
 
 

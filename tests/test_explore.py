@@ -5,7 +5,7 @@ import json
 import gradio as gr
 import numpy as np
 import pytest
-from browser import PATIENCE
+from browser import PATIENCE, assert_accessible
 from PIL import Image
 from playwright.sync_api import expect
 
@@ -15,6 +15,7 @@ from decomoe.collect import Swept
 from decomoe.ui import explore, results
 from decomoe.ui.drawn import shown
 from decomoe.ui.explore import Routes
+from decomoe.ui.guard import ADD
 
 # --- by hand ---------------------------------------------------------------------------------------------------------
 
@@ -92,7 +93,9 @@ def test_results_are_drawn_by_the_same_functions(tmp_path, monkeypatch):
         json.loads(json.dumps(shown(fig3b(data), "fig3b")))
     ]
     assert found[0].label == "Figure 3b: How concentrated is routing?"
-    assert any("`decomoe collect`, 2026-01-02" in str(getattr(block, "value", "")) for block in blocks.blocks.values())
+    texts = [str(getattr(block, "value", "")) for block in blocks.blocks.values()]
+    assert any("`decomoe collect`" in text for text in texts)
+    assert "mini: 1 of one; 2026-01-02" in texts
     assert any(getattr(block, "label", "") == "Table 2: the halves" for block in blocks.blocks.values())
 
 
@@ -116,4 +119,34 @@ def test_explore_in_a_browser(page, picture):
     tab.locator("#patches img").click(position={"x": 5, "y": 5})
     expect(token).not_to_have_value(before, timeout=PATIENCE)
     expect(token).to_have_value("patch 1, 1", timeout=PATIENCE)
-    assert page.problems == []
+    assert_accessible(page)
+
+
+def test_explore_tells_what_is_wrong(page, picture):
+    page.get_by_role("tab", name="Explore").click()
+    tab = page.locator("[role=tabpanel]:visible")
+    explore_button = tab.get_by_role("button", name="Explore", exact=True)
+    explore_button.click()
+    expect(page.get_by_text(ADD).first).to_be_visible()
+    tab.locator("input[type=file]").first.set_input_files(picture)
+    expect(tab.locator(".image-container img, .image-frame img").first).to_be_visible(timeout=PATIENCE)
+    tab.get_by_role("textbox", name="Second question").fill("why? " * 1000)
+    explore_button.click()
+    expect(page.get_by_text("at most 4000").first).to_be_visible()
+    page.problems[:] = [p for p in page.problems if ADD not in p and "at most 4000" not in p]
+
+
+def test_explore_examples_fill_the_form(page):
+    page.get_by_role("tab", name="Explore").click()
+    tab = page.locator("[role=tabpanel]:visible")
+    case = json.loads(explore.CASES.read_text())[0]
+    tab.get_by_role("button", name=case["title"]).click()
+    expect(tab.get_by_role("textbox", name="First question")).to_have_value(case["questions"][0])
+    expect(tab.locator(".image-container img, .image-frame img").first).to_be_visible()
+
+
+def test_results_are_accessible(page):
+    page.get_by_role("tab", name="Results").click()
+    page.locator("[role=tabpanel]:visible").get_by_role("button", name="Table 1").click()
+    expect(page.locator(".chart-box:visible .main-svg").last).to_be_visible()
+    assert_accessible(page)

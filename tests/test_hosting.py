@@ -18,6 +18,7 @@ from decomoe import families
 from decomoe.ask import MINI, load
 from decomoe.mini.draw import draw
 from decomoe.ui import api, hosting
+from decomoe.ui.hosting import Host
 
 
 @pytest.mark.parametrize(
@@ -32,21 +33,21 @@ from decomoe.ui import api, hosting
 def test_variables_that_name_nothing_are_told(monkeypatch, variable, value, message):
     monkeypatch.setenv(variable, value)
     with pytest.raises((OSError, ValueError), match=message):
-        hosting.load_chosen()
+        hosting.chosen().load()
 
 
 def test_variables_choose_model_and_calibration(monkeypatch, tmp_path):
     for name in ("DECOMOE_MODEL", "DECOMOE_CALIBRATION", "DECOMOE_DEVICE"):
         monkeypatch.setenv(name, "")
-    assert hosting.load_chosen().name == "mini"
+    assert hosting.chosen().load().name == "mini"
     shutil.copytree(MINI, tmp_path / "mine")
     shutil.move(tmp_path / "mine" / "calibration", tmp_path / "elsewhere")
     monkeypatch.setenv("DECOMOE_MODEL", str(tmp_path / "mine"))
     monkeypatch.setenv("DECOMOE_DEVICE", "cpu")
-    loaded = hosting.load_chosen()
+    loaded = hosting.chosen().load()
     assert (loaded.name, loaded.calibration) == ("mine", None)
     monkeypatch.setenv("DECOMOE_CALIBRATION", str(tmp_path / "elsewhere"))
-    assert hosting.load_chosen().calibration is not None
+    assert hosting.chosen().load().calibration is not None
 
 
 def test_a_model_that_does_not_fit_is_refused_before_it_is_read(tmp_path):
@@ -86,7 +87,9 @@ def test_on_zero_gpu_questions_run_in_a_worker_that_gets_and_gives_plain_data(mo
     monkeypatch.setitem(sys.modules, "spaces", SimpleNamespace(GPU=gpu))
     monkeypatch.setattr(hosting, "ZERO_GPU", True)
     with gr.Blocks() as page:
-        api.add(load())
+        host = Host()
+        api.add(host)
+    host.load()
     assert len(booked) == 2
     assert all(0 < seconds <= 600 for seconds in booked)
     assert booked[0] <= 60  # no longer than the platform's default for one question

@@ -148,7 +148,13 @@ def test_no_address_is_fetched(visitor, fetched):
     assert len(fetched) == 1, fetched
 
 
-SECRETS = ["/etc/passwd", "/proc/self/environ", str(ROOT / "assets" / "page.png"), str(ROOT / "README.md"), "app.py"]
+SECRETS = [
+    "/etc/passwd",
+    "/proc/self/environ",
+    str(ROOT / "assets" / "page-ask.png"),
+    str(ROOT / "README.md"),
+    "app.py",
+]
 
 
 @pytest.mark.parametrize("secret", [*SECRETS, "/", "", "\0", "a" * 5000, "file:///etc/passwd"])

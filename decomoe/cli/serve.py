@@ -3,8 +3,6 @@
 import argparse
 from typing import Any
 
-from .common import load_model
-
 
 def add(commands: Any) -> argparse.ArgumentParser:
     """Add the command to the parser."""
@@ -16,7 +14,9 @@ def add(commands: Any) -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; the exit status."""
+    from ..ask import MINI  # noqa: PLC0415
+    from ..ui.hosting import Host  # noqa: PLC0415
     from ..ui.page import serve  # noqa: PLC0415
 
-    serve(load_model(options), options.port)
+    serve(Host(options.model or MINI, options.calibration), options.port)
     return 0

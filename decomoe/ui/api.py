@@ -6,15 +6,15 @@ from typing import Any
 
 import gradio as gr
 
-from ..ask import Answer, Loaded, stream
+from ..ask import Answer, stream
 from .common import sentence
 from .compare import ALL, Row, check_methods
 from .compare import compare as run
 from .guard import MAX_TOKENS, read_number, read_picture, read_question
-from .hosting import on_gpu
+from .hosting import Host, on_gpu
 
 
-def add(loaded: Loaded) -> None:
+def add(host: Host) -> None:
     """Add the endpoints, inside the page's Blocks. What they say of themselves is what an agent reads."""
 
     @on_gpu(1, MAX_TOKENS)
@@ -37,11 +37,11 @@ def add(loaded: Loaded) -> None:
         """
         try:
             picture, asked = read_picture(image), read_question(question)
-            ((spec, chosen),) = check_methods(loaded, method, most=1).items()
+            ((spec, chosen),) = check_methods(method, host.layers, most=1).items()
             tokens = int(read_number("max_new_tokens", max_new_tokens, 1, MAX_TOKENS))
-            for event in stream(loaded, picture, asked, chosen, max_new_tokens=tokens):
+            for event in stream(host.loaded, picture, asked, chosen, max_new_tokens=tokens):
                 if isinstance(event, Answer):
-                    trace = json.loads(event.trace.to_json()) | {"model": loaded.name}  # not where it lies on the disk
+                    trace = json.loads(event.trace.to_json()) | {"model": host.name}  # not where it lies on the disk
                     full = {"trace": trace} if with_trace is True else {}
                     yield Row.of(spec, event.trace, None).to_json() | full
                 elif event is not None:
@@ -66,9 +66,9 @@ def add(loaded: Loaded) -> None:
             the dense model's; or with problem: why the method could not run
         """
         try:
-            asked = read_picture(image), read_question(question), check_methods(loaded, methods)
+            asked = read_picture(image), read_question(question), check_methods(methods, host.layers)
             tokens = int(read_number("max_new_tokens", max_new_tokens, 1, MAX_TOKENS))
-            for rows, _ in run(loaded, *asked, tokens):
+            for rows, _ in run(host.loaded, *asked, tokens):
                 yield [row.to_json() for row in rows]
         except Exception as error:
             raise gr.Error(sentence(error), duration=None, print_exception=False) from error

@@ -6,27 +6,33 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import gradio as gr
 from PIL import Image
 
-from ..ask import MINI, Answer, Loaded, Token, encode, out_of_memory_is_told, stream
+from ..ask import Answer, Token, encode, out_of_memory_is_told, stream
 from ..benchmarks.drawn import FRESH_SEEDS
-from ..experts import expert_order
-from ..families import parts_of
 from ..latency import profile
 from ..methods import METHODS, DecoMoE, Dense, from_toggles
 from ..mini.draw import draw
 from ..mini.examples import Example, examples
-from ..trace import PerLayer, Trace
+from ..trace import Trace
 from . import panes
 from .chart import chart
 from .common import sentence
 from .guard import MAX_TOKENS, read_number, read_picture, read_question
-from .hosting import on_gpu
-from .plots import cost_figure, gate_figure, latency_figure, numbers, prefix_figure, routing_figure
+from .hosting import BEAT_S, LOADING, Host, on_gpu
+from .plots import (
+    cost_figure,
+    gate_figure,
+    latency_figure,
+    latest_experts,
+    latest_prefix,
+    numbers,
+    prefix_figure,
+    routing_figure,
+)
 from .predict import predict
 
 MINI_NOTE = """The **mini model** behind this page is very small. It knows 224 pictograms, coloured shapes, words and \
@@ -34,16 +40,17 @@ numbers, simple charts and tables, and ten kinds of small photos, and it makes m
 anything else, most photos too, its answers mean nothing."""
 PROFILED = 5  # tokens of a profiled answer
 TRY = 5  # questions offered about a fresh picture
-BEAT_S, TEXT_S, PLOT_S = 0.2, 0.05, 0.25  # how often a waiting run looks up, and text and plots are sent at most
+SAME: dict[str, Any] = {"latest": []}
+TEXT_S, PLOT_S = 0.1, 0.25  # how often text and plots are sent at most
 ORDERS = {"calibrated": "rcep", "native": "native", "random": "random"}
 OUTSIDE = {"re-pick inside the prefix": "reroute", "drop": "drop"}
 LAST: dict[str, Any] = {"trigger_mode": "always_last"}  # of a moving slider only where it stops counts
 NAMES = {name: name for name in METHODS} | {"dense": "Dense"}
 
 
-def tab(loaded: Loaded) -> None:
+def tab(host: Host) -> None:
     """The tab's contents; call it inside its `gr.Tab`."""
-    recorded = examples() if _is_mini(loaded) else []
+    recorded = examples() if host.is_mini else []
     truths, traces = gr.State({}), gr.State(None)
     with gr.Row():
         with gr.Column(scale=2, min_width=300):
@@ -51,7 +58,7 @@ def tab(loaded: Loaded) -> None:
             with gr.Row():
                 go = gr.Button("Ask", variant="primary", min_width=80)
                 stop = gr.Button("Stop", min_width=80)
-            fresh = gr.Button("Draw a fresh picture", visible=_is_mini(loaded))
+            fresh = gr.Button("Draw a fresh picture", visible=host.is_mini)
             tryouts = gr.Radio([], label="Questions to try", visible=False)
             if recorded:
                 gr.Markdown("## Examples\nRecorded answers, shown at once.", elem_classes="quiet")
@@ -59,11 +66,11 @@ def tab(loaded: Loaded) -> None:
                 gr.Button(example.question, icon=example.image, size="sm", elem_classes="example")
                 for example in recorded
             ]
-            if _is_mini(loaded):
+            if host.is_mini:
                 gr.Markdown(MINI_NOTE, elem_classes="quiet")
         with gr.Column(scale=3, min_width=300):
             answers = panes.panes()
-            knobs, baseline, length = _knobs(loaded)
+            knobs, baseline, length = _knobs(host)
             with gr.Row():
                 with gr.Column(min_width=300):
                     gate = chart("Exit: how sure the gate is, layer by layer")
@@ -71,7 +78,7 @@ def tab(loaded: Loaded) -> None:
                     prefix = chart("Experts kept per layer")
             routing = chart("Routing: which experts the tokens go to")
             table = gr.HTML(numbers(None, None), elem_id="numbers")
-            cost = chart("Costs against dense")
+            cost = chart("Costs against the baseline")
             profiling = gr.Button("Where did the time go?")
             latency = chart("Time by part and layer, from a profiled run of its own")
 
@@ -82,23 +89,19 @@ def tab(loaded: Loaded) -> None:
     slow |= {"trigger_mode": "once"}
     quick: dict[str, Any] = {"queue": False, **hidden}
     asking = [picture, question, truths, baseline, length, *knobs]
-    asked = gr.on([question.submit, go.click], on_gpu(2, 96)(partial(_run, loaded)), asking, shown, **slow)
+    asked = gr.on([question.submit, go.click], on_gpu(2, 96)(partial(_run, host)), asking, shown, **slow)
     slow["show_progress"] = "minimal"
     profiling.click(
-        on_gpu(4, PROFILED)(partial(_profile, loaded)), [picture, question, baseline, *knobs], [latency], **slow
+        on_gpu(4, PROFILED)(partial(_profile, host)), [picture, question, baseline, *knobs], [latency], **slow
     )
     stop.click(_stopped, [answers], [answers], cancels=[asked], **quick)
     turned: list[Any] = [knob.change for knob in knobs]
-    gr.on(turned, partial(_predict, loaded), [traces, *knobs], [gate, prefix, routing], **quick | LAST)
+    gr.on(turned, partial(_predict, host), [traces, *knobs], [gate, prefix, routing], **quick | LAST)
     for button, example in zip(buttons, recorded, strict=True):
-        button.click(partial(_recorded, loaded, example), None, [picture, question, truths, tryouts, *shown], **quick)
+        button.click(partial(_recorded, host, example), None, [picture, question, truths, tryouts, *shown], **quick)
     fresh.click(_fresh, None, [picture, question, truths, tryouts], **quick)
     tryouts.input(lambda chosen: chosen, [tryouts], [question], **quick)
     picture.input(lambda: ({}, gr.Radio([], visible=False)), None, [truths, tryouts], **quick)
-
-
-def _is_mini(loaded: Loaded) -> bool:
-    return Path(loaded.model.name_or_path) == MINI
 
 
 def _picture() -> tuple[gr.Image, gr.Textbox]:
@@ -113,10 +116,9 @@ def _picture() -> tuple[gr.Image, gr.Textbox]:
     return picture, gr.Textbox(label="Question", placeholder="Ask about the picture and press Enter", max_lines=1)
 
 
-def _knobs(loaded: Loaded) -> tuple[list[Any], gr.Dropdown, gr.Number]:
+def _knobs(host: Host) -> tuple[list[Any], gr.Dropdown, gr.Number]:
     """The knobs that `_method` takes, the baseline and the answer's length."""
-    calibration = loaded.calibration
-    gated = calibration is not None and calibration.gate is not None
+    calibration, gated = host.calibration, host.gated
     p_value, theta_value = (calibration.p, calibration.theta) if calibration else (0.7, 0.5)
     orders = list(ORDERS) if calibration else list(ORDERS)[1:]
     with gr.Row():
@@ -144,7 +146,7 @@ def _knobs(loaded: Loaded) -> tuple[list[Any], gr.Dropdown, gr.Number]:
 
 
 def _method(
-    loaded: Loaded,
+    host: Host,
     savb: bool,
     rcep: bool,
     p: float,
@@ -156,7 +158,7 @@ def _method(
 ) -> DecoMoE:
     """What the knobs mean."""
     return from_toggles(
-        loaded.model.config.get_text_config().num_hidden_layers,
+        host.layers,
         savb=savb,
         rcep=rcep,
         exit_after=int(exit_after or 0) or None,
@@ -168,17 +170,11 @@ def _method(
     )
 
 
-def _orders(loaded: Loaded) -> list[list[int]]:
-    """(L, E), the native experts in prefix order."""
-    calibration = loaded.calibration
-    return (expert_order(parts_of(loaded.model)) if calibration is None else calibration.orders).tolist()
-
-
 _runs = itertools.count(1)
 
 
 def _run(
-    loaded: Loaded,
+    host: Host,
     image: Any,
     question: str,
     truths: dict[str, str],
@@ -189,12 +185,14 @@ def _run(
     """The baseline, then DecoMoE, each streaming; one after the other, because together neither time would be true."""
     try:
         picture, asked = read_picture(image), read_question(question)
-        ours = _method(loaded, *knobs)
+        ours = _method(host, *knobs)
         first = METHODS[baseline]()
-        view = _View(loaded, (NAMES[baseline], "DecoMoE"))
+        view = _View(host, (NAMES[baseline], "DecoMoE"))
+        for _ in host.waiting():
+            yield view.loading()
         for method in (first, ours):
             events: Any = stream(
-                loaded,
+                host.loaded,
                 picture,
                 asked,
                 method,
@@ -204,27 +202,32 @@ def _run(
             )
             with closing(events):
                 for event in events:
-                    yield view.token(event) if isinstance(event, Token | None) else view.answer(event, ours)
+                    out = view.answer(event, ours) if isinstance(event, Answer) else view.token(event)
+                    if out is not None:
+                        yield out
         yield view.done(truths.get(question.strip()), question)
     except Exception as error:
         raise gr.Error(sentence(error), duration=None, print_exception=False) from error
 
 
 class _View:
-    """What the outputs show while one question runs. Charts that don't change are not sent."""
+    """What the outputs show while one question runs.
 
-    def __init__(self, loaded: Loaded, titles: tuple[str, str]) -> None:
-        self.loaded, self.titles = loaded, titles
-        self.orders, self.run = _orders(loaded), f"{next(_runs)}"
+    A chart that stays as it is gets SAME and not `gr.skip()`, for which Gradio builds a component anew each time.
+    """
+
+    def __init__(self, host: Host, titles: tuple[str, str]) -> None:
+        self.host, self.titles = host, titles
+        self.run = f"{next(_runs)}"
         self.traces: list[Trace] = []
         self.start: Trace | None = None  # of DecoMoE, as far as it has come
         self.status, self.text = f"{titles[0]} is answering.", ""
         self.sent = {"text": 0.0, "plot": 0.0}
 
-    def _out(self, table: Any = None, gate: Any = None, prefix: Any = None, routing: Any = None) -> tuple[Any, ...]:
+    def _out(self, gate: Any = SAME, prefix: Any = SAME, routing: Any = SAME, note: str = "") -> tuple[Any, ...]:
         dense = self.traces[0] if self.traces else None
-        answers = panes.running(self.titles, dense, self.text, self.status, self.run)
-        return answers, *(gr.skip() if x is None else x for x in (table, gate, prefix, routing)), gr.skip(), gr.skip()
+        answers = panes.running(self.titles, dense, self.text, self.status, self.run, note)
+        return answers, numbers(dense, None, self.titles[0]), gate, prefix, routing, SAME, None
 
     def _due(self, what: str, every: float) -> bool:
         """Whether it was last sent long enough ago; if so it counts as sent."""
@@ -234,26 +237,29 @@ class _View:
             self.sent[what] = now
         return due
 
-    def token(self, token: Token | None) -> tuple[Any, ...]:
-        """A token has come, or nothing for a while."""
+    def loading(self) -> tuple[Any, ...]:
+        """The model is not there yet."""
+        return self._out(note=LOADING)
+
+    def token(self, token: Token | None) -> tuple[Any, ...] | None:
+        """A token has come, or nothing for a while; None if it is too early to show more."""
         if token is None:
             return self._out()
-        if self._due("text", TEXT_S):
-            self.text = token.text
-        if not self.traces:
-            return self._out()
-        if self.start is None:
-            self.start = token.start()
+        if self.traces and self.start is None:
+            self.text, self.start = token.text, token.start()
             self.status = f"DecoMoE is answering. {panes.exit_sentence(self.start)}"
             return self._out(
                 gate=gate_figure(self.start),
                 prefix=prefix_figure(self.start),
-                routing=routing_figure(self.start, self.orders),
+                routing=routing_figure(self.start, self.host.orders),
             )
-        if not self._due("plot", PLOT_S):
+        if not self._due("text", TEXT_S):
+            return None
+        self.text = token.text
+        if self.start is None or not self._due("plot", PLOT_S):
             return self._out()
-        self.start.prefix = PerLayer(self.start.prefix.prefill, [token.prefix()])
-        return self._out(prefix=prefix_figure(self.start))
+        kept, ran = token.prefix(), token.experts()
+        return self._out(prefix={"latest": latest_prefix(self.start, kept)}, routing={"latest": latest_experts(ran)})
 
     def answer(self, answer: Answer, ours: DecoMoE) -> tuple[Any, ...]:
         """One method is done; from a dense run follows what DecoMoE will do."""
@@ -262,21 +268,19 @@ class _View:
         if len(self.traces) > 1:
             self.text = answer.text
             return self._out()
-        table = numbers(self.traces[0], None, self.titles[0])
         if not answer.trace.gate:
-            return self._out(table)
-        foreseen = predict(self.loaded, answer.trace, ours)
+            return self._out()
+        foreseen = predict(self.host.loaded, answer.trace, ours)
         return self._out(
-            table,
             gate_figure(foreseen, predicted=True),
             prefix_figure(foreseen, predicted=True),
-            routing_figure(foreseen, self.orders, predicted=True),
+            routing_figure(foreseen, self.host.orders, predicted=True),
         )
 
     def done(self, truth: str | None, question: str) -> tuple[Any, ...]:
         """Both are done."""
         traces = (self.traces[0], self.traces[1])
-        return _everything(traces, self.orders, self.titles, truth, "", self.run)
+        return _everything(traces, self.host.orders, self.titles, truth, "", self.run)
 
 
 def _everything(
@@ -295,7 +299,7 @@ def _everything(
         gate_figure(ours),
         prefix_figure(ours),
         routing_figure(ours, orders),
-        cost_figure(dense, ours),
+        cost_figure(dense, ours, titles[0]),
         traces,
     )
 
@@ -305,23 +309,24 @@ def _stopped(shown: panes.Shown) -> panes.Shown:
     return {**shown, "state": "stopped", "status": "Stopped."} if shown.get("state") == "running" else shown
 
 
-def _predict(loaded: Loaded, traces: tuple[Trace, Trace] | None, *knobs: Any) -> tuple[Any, ...]:
+def _predict(host: Host, traces: tuple[Trace, Trace] | None, *knobs: Any) -> tuple[Any, ...]:
     """What the knobs would do to the last question, from its dense run."""
-    if not traces or not traces[0].gate:
+    if not host.ready or not traces or not traces[0].gate:
         return gr.skip(), gr.skip(), gr.skip()
     try:
-        foreseen = predict(loaded, traces[0], _method(loaded, *knobs))
+        foreseen = predict(host.loaded, traces[0], _method(host, *knobs))
     except ValueError as error:
         raise gr.Error(sentence(error), duration=None, print_exception=False) from error
     figures = gate_figure(foreseen, True), prefix_figure(foreseen, True)
-    return *figures, routing_figure(foreseen, _orders(loaded), True)
+    return *figures, routing_figure(foreseen, host.orders, True)
 
 
-def _profile(loaded: Loaded, image: Any, question: str, baseline: str, *knobs: Any) -> Any:
+def _profile(host: Host, image: Any, question: str, baseline: str, *knobs: Any) -> Any:
     """Where the time of this question goes, in a run of its own."""
     try:
         picture, asked = read_picture(image), read_question(question)
-        methods = {NAMES[baseline]: METHODS[baseline](), "DecoMoE": _method(loaded, *knobs)}
+        methods = {NAMES[baseline]: METHODS[baseline](), "DecoMoE": _method(host, *knobs)}
+        loaded = host.loaded
         with out_of_memory_is_told(), loaded.lock:
             inputs = encode(loaded, [(picture, asked)])
             found = {
@@ -333,10 +338,10 @@ def _profile(loaded: Loaded, image: Any, question: str, baseline: str, *knobs: A
         raise gr.Error(sentence(error), duration=None, print_exception=False) from error
 
 
-def _recorded(loaded: Loaded, example: Example) -> tuple[Any, ...]:
+def _recorded(host: Host, example: Example) -> tuple[Any, ...]:
     """An example with what was recorded of it; the model is not asked."""
     label = f"Recorded on {example.date}, {example.machine}. Press Ask to run it here."
-    everything = _everything(example.traces, _orders(loaded), ("Dense", "DecoMoE"), example.answer, label, None)
+    everything = _everything(example.traces, host.orders, ("Dense", "DecoMoE"), example.answer, label, None)
     truths = {example.question: example.answer}
     return Image.open(example.image), example.question, truths, gr.Radio([], visible=False), *everything
 

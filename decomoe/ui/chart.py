@@ -19,7 +19,7 @@ TEMPLATE = """<h2 class="chart-title">{title}</h2>
 DRAW = """
 const find = (name) => element.querySelector('.chart-' + name);
 const box = find('box'), note = find('note'), views = find('views'), tools = find('tools');
-let chosen = null;
+let chosen = null, figures = null, latest = [];  // the last figure; marks over it
 const button = (parent, text, act) => {
   const made = document.createElement('button');
   made.type = 'button';
@@ -36,9 +36,9 @@ const save = (name, type, text) => {
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 };
 const current = () => {
-  const value = props.value, names = Object.keys((value && value.views) || {});
-  if (!names.length) return value;
-  return {...value, ...value.views[names.includes(chosen) ? chosen : names[0]]};
+  const names = Object.keys(figures?.views || {});
+  if (!names.length) return figures;
+  return {...figures, ...figures.views[names.includes(chosen) ? chosen : names[0]]};
 };
 const rows = (data) => data.flatMap((trace) => {
   const name = trace.name || '';
@@ -53,9 +53,17 @@ const csv = (figure) => {
   return [head, ...rows(figure.data)].map((row) => row.map(cell).join(',')).join('\\n') + '\\n';
 };
 const bare = (data) => data.map(({type, name, x, y, z}) => ({type, name, x, y, z}));
-const file = () => props.value.name || 'chart';
+const file = () => figures.name || 'chart';
+const plot = () => {
+  const figure = current(), {xaxis, yaxis} = figure.layout;
+  const style = getComputedStyle(element), grid = {gridcolor: 'rgba(128,128,128,0.2)', zeroline: false};
+  const layout = {...figure.layout, xaxis: {...grid, ...xaxis}, yaxis: {...grid, ...yaxis}, autosize: true,
+                  font: {color: style.color, family: style.fontFamily, size: 12},
+                  hoverlabel: {align: 'left', font: {size: 12}},
+                  paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)'};
+  Plotly.react(box, [...figure.data, ...latest], layout, {responsive: true, displayModeBar: false});
+};
 const draw = () => {
-  if (!window.Plotly) { setTimeout(draw, 100); return; }
   const figure = current(), filled = Boolean(figure && figure.data);
   element.classList.toggle('chart-empty', !filled);
   note.textContent = filled ? figure.summary : 'Nothing to show yet.';
@@ -76,17 +84,17 @@ const draw = () => {
   for (const made of tools.children) made.setAttribute('aria-label', `Download as ${made.textContent}: ${file()}`);
   box.setAttribute('aria-label', figure.summary);
   box.style.height = (figure.height || 240) + 'px';
-  const style = getComputedStyle(element), grid = {gridcolor: 'rgba(128,128,128,0.2)', zeroline: false};
-  const {xaxis, yaxis} = figure.layout;
-  const layout = {...figure.layout, xaxis: {...grid, ...xaxis}, yaxis: {...grid, ...yaxis}, autosize: true,
-                  font: {color: style.color, family: style.fontFamily, size: 12},
-                  hoverlabel: {align: 'left', font: {size: 12}},
-                  paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)'};
-  Plotly.react(box, figure.data, layout, {responsive: true, displayModeBar: false});
+  plot();
+};
+const update = () => {
+  if (!window.Plotly) { setTimeout(update, 100); return; }
+  const value = props.value;
+  latest = value?.latest || [];
+  if (!value?.latest) { figures = value; draw(); } else if (figures?.data) plot();
 };
 new ResizeObserver(() => { if (box.data && box.offsetWidth) Plotly.Plots.resize(box); }).observe(box);
-watch('value', draw);
-draw();
+watch('value', update);
+update();
 """
 CSS = """
 .chart-title {font-size: 0.9375rem; font-weight: 600; margin: 0 0 0.5rem}
@@ -107,6 +115,7 @@ CSS = """
 def chart(label: str) -> gr.HTML:
     """A chart of a figure: {"data": plotly traces, "layout": plotly layout, "summary": a sentence that says the same}.
 
+    {"latest": traces} are marks over the figure that is there already, until the next one comes.
     A figure may also have "name" (of downloaded files), "height" in pixels, "views" ({button: figure} to choose
     from; what they lack is taken from the figure) and "downloads" ({button: JSON}).
     """

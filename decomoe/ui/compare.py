@@ -17,7 +17,7 @@ from ..trace import Trace
 from .chart import chart
 from .common import sentence
 from .guard import MAX_TOKENS, read_number, read_picture, read_question
-from .hosting import on_gpu
+from .hosting import BEAT_S, LOADING, Host, on_gpu
 from .plots import DENSE, OURS, Figure
 
 OTHER = "#ea580c"
@@ -26,8 +26,9 @@ MAX_METHODS = 12
 TOKENS = 48
 NOTES = """FLOPs are of the decoder, against dense at the same answer length. **executed**: every expert of a prefix \
 for every token, the paper's convention. **sparse**: only the routes that a grouped kernel computes. Visual tokens, \
-experts and routes are means over layers; for visual tokens over the prefill. Every method ran once unmeasured before \
-its times were taken. **as dense** is the share of words that both answers have in common, in order."""
+experts and routes are means over layers; for visual tokens over the prefill. **TTFT** is the time to the first \
+token, **TPOT** the mean time of every further one, on this machine; every method ran once unmeasured before. **as \
+dense** is the share of words that both answers have in common, in order."""
 
 
 @dataclass
@@ -90,8 +91,8 @@ def agreement(dense: str, answer: str) -> float:
     return difflib.SequenceMatcher(None, dense.split(), answer.split(), autojunk=False).ratio()
 
 
-def check_methods(loaded: Loaded, methods: Any, most: int = MAX_METHODS) -> dict[str, Method]:
-    """The methods that a request names, by their specs.
+def check_methods(methods: Any, layers: int, most: int = MAX_METHODS) -> dict[str, Method]:
+    """The methods that a request names, by their specs, for a model of so many layers.
 
     Raises:
         ValueError: there is no such method, or there are none or too many.
@@ -99,7 +100,7 @@ def check_methods(loaded: Loaded, methods: Any, most: int = MAX_METHODS) -> dict
     texts = methods.split() if isinstance(methods, str) else None
     if texts is None or any(len(text) > 200 for text in texts):
         raise ValueError("Methods are names, with parameters if you like, such as: decomoe fastv:prune=0.75")
-    found = parse_methods(texts, len(parts_of(loaded.model).layers))
+    found = parse_methods(texts, layers)
     if not 0 < len(found) <= most:
         raise ValueError(f"Name {'one method' if most == 1 else f'1 to {most} methods'} at a time, not {len(found)}.")
     return found
@@ -123,12 +124,15 @@ def compare(
             rows = [*rows, Row(spec, str(error))]
             continue
         ask(loaded, picture, question, method, max_new_tokens=1)
-        for event in stream(loaded, picture, question, method, max_new_tokens=max_new_tokens):
+        said = status
+        for event in stream(loaded, picture, question, method, max_new_tokens=max_new_tokens, beat_s=BEAT_S):
             if isinstance(event, Answer):
                 dense = event.text if method.name == "dense" else dense
                 rows = [*rows, Row.of(spec, event.trace, dense)]
-            elif event is not None:
-                yield rows, f"{status}: {event.text}"
+                continue
+            if event is not None:
+                said = f"{status}: {event.text}"
+            yield rows, said
     yield rows, ""
 
 
@@ -183,13 +187,14 @@ def tradeoff(rows: Sequence[Row]) -> Figure:
                 "y": [row.ttft_ms / dense.ttft_ms for row in some],  # type: ignore[operator, union-attr]
                 "text": [row.method for row in some],
                 "textposition": "top center",
+                "cliponaxis": False,
                 "marker": {"color": color, "symbol": symbol, "size": 11},
                 "hovertemplate": "%{text}: %{x:.2f} of dense's FLOPs, %{y:.2f} of its TTFT<extra></extra>",
             }
         )
     line = {"type": "line", "line": {"dash": "dot", "color": DENSE}}
     layout = {
-        "margin": {"l": 50, "r": 15, "t": 30, "b": 40},
+        "margin": {"l": 50, "r": 40, "t": 50, "b": 40},
         "xaxis": {"title": {"text": "FLOPs, executed, against dense"}},
         "yaxis": {"title": {"text": "TTFT against dense"}},
         "legend": {"orientation": "h", "y": 1.15},
@@ -201,20 +206,22 @@ def tradeoff(rows: Sequence[Row]) -> Figure:
     }
     agree = sum(row.as_dense == 1 for row in shown)
     summary = f"{agree} of {len(shown)} methods answer as dense does; left and down is cheaper." if shown else ""
-    return {"data": data, "layout": layout, "summary": summary}
+    return {"name": "trade-off", "height": 320, "data": data, "layout": layout, "summary": summary}
 
 
-def tab(loaded: Loaded) -> None:
+def tab(host: Host) -> None:
     """Lay the tab out, inside a `gr.Tab`."""
 
     @on_gpu(2 * len(METHODS), TOKENS)
     def run(image: Any, question: Any, methods: Any, tokens: Any) -> Iterator[tuple[str, Figure, str]]:
         try:
-            asked = read_picture(image), read_question(question), check_methods(loaded, methods)
+            asked = read_picture(image), read_question(question), check_methods(methods, host.layers)
             limit = int(read_number("The answer's length", tokens, 1, MAX_TOKENS))
             done: list[Row] = []
             shown = table([]), tradeoff([])
-            for rows, status in compare(loaded, *asked, limit):
+            for _ in host.waiting():
+                yield *shown, LOADING
+            for rows, status in compare(host.loaded, *asked, limit):
                 if len(rows) > len(done):
                     done, shown = rows, (table(rows), tradeoff(rows))
                 yield *shown, plain(status)

@@ -17,5 +17,6 @@ def shown(figure: go.Figure, name: str) -> dict[str, Any]:
     summary, height = layout.pop("meta")["summary"], layout.pop("height")
     layout.pop("title")
     layout["annotations"].pop()
+    layout["legend"]["y"] = 1  # where the title was
     layout["margin"].update(t=layout["margin"]["t"] - 20, b=50)
     return {"data": whole["data"], "layout": layout, "summary": summary, "height": height, "name": name}

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,21 @@ from PIL import Image
 from analysis.data import Data
 from analysis.figures import fig3a, fig6
 
-from ..ask import Loaded, encode
+from ..ask import Loaded, encode, out_of_memory_is_told
 from ..benchmarks import normalize
 from ..collect import Swept, observe_routing, sweep
 from ..collect.exits import exit_layers, gate_exits
 from .chart import chart
 from .common import sentence
 from .drawn import shown
-from .guard import read_picture
+from .guard import read_number, read_picture, read_question
+from .hosting import LOADING, Host, on_gpu
 
 CASES = Path(__file__).parents[2] / "analysis" / "results" / "cases.json"
 INTRO = """**Where does it break?** Ask up to three questions about one picture. The picture leaves after every layer \
 in turn, the last one first, and the answers show how early it may. Below: **which experts** a token goes to."""
+CURVES = """How surprised the model is by the dense answer when the picture leaves early; 1 is not at all. The dot is \
+the earliest exit that still gives the dense answer, which counts as right here."""
 SIDE = 384  # pixels; small pictures are shown larger
 HELD = 96  # tokens of an answer
 
@@ -48,29 +52,8 @@ class Routes:
         return np.where(own, self.weights[layer], 0).sum(1)
 
 
-def tab(loaded: Loaded) -> None:
+def tab(host: Host) -> None:
     """The tab's contents; call it inside its `gr.Tab`."""
-    layers = loaded.model.config.get_text_config().num_hidden_layers
-
-    def explore(image: Any, at: float, *questions: str) -> Iterator[tuple[Any, ...]]:
-        """The exit sweep, row by row, then the routes of the first question."""
-        try:
-            picture = read_picture(image)
-            asked = [question.strip() for question in questions if question and question.strip()]
-            inputs = encode(loaded, [(picture, question) for question in asked or [""]])
-            gated = loaded.calibration is not None and loaded.calibration.gate is not None
-            fires = [exit_after for exit_after, _ in gate_exits(loaded, inputs)] if gated else []
-            found: list[Swept] = []
-            for swept in sweep(loaded, inputs, HELD):
-                found.append(swept)
-                yield told(asked, found, fires), answers(asked, found), None, None, gr.skip(), gr.skip()
-            curves = shown(fig3a(swept_data(loaded, asked, found)), "perplexity")
-            routes = routes_of(loaded, picture, asked[0])
-            tokens = gr.Dropdown(choices(routes), value=first_asked(routes))
-            drawn = (curves, shown_map(routes, int(at)))
-            yield told(asked, found, fires), answers(asked, found), *drawn, routes, tokens
-        except Exception as error:
-            raise gr.Error(sentence(error), duration=None, print_exception=False) from error
 
     gr.Markdown(INTRO)
     with gr.Row():
@@ -85,10 +68,12 @@ def tab(loaded: Loaded) -> None:
             with gr.Row():
                 go = gr.Button("Explore", variant="primary")
                 stop = gr.Button("Stop")
-            if CASES.is_file():
-                rows = json.loads(CASES.read_text())
-                examples = [[str(CASES.parent / row["picture"]), *(row["questions"] + ["", ""])[:3]] for row in rows]
-                gr.Examples(examples, [picture, *boxes])
+            if host.is_mini and CASES.is_file():
+                gr.Markdown("## Examples", elem_classes="quiet")
+                for case in json.loads(CASES.read_text()):
+                    filled = [str(CASES.parent / case["picture"]), *(case["questions"] + ["", ""])[:3]]
+                    button = gr.Button(case["title"], icon=filled[0], size="sm", elem_classes="example")
+                    button.click(partial(list, filled), None, [picture, *boxes], queue=False, api_visibility="private")
         with gr.Column(scale=3):
             note = gr.Markdown(elem_id="breaks")
             table = gr.Dataframe(
@@ -101,9 +86,14 @@ def tab(loaded: Loaded) -> None:
     sweep_chart = chart("Perplexity of the dense answer, by exit")
     with gr.Row():
         token = gr.Dropdown([], label="Token of the first question", filterable=True, min_width=240, elem_id="token")
-        layer = gr.Slider(0, layers - 1, value=layers // 2, step=1, label="Layer", min_width=240)
+        layer = gr.Slider(0, host.layers - 1, value=host.layers // 2, step=1, label="Layer", min_width=240)
     with gr.Row():
-        patches = gr.Image(label="Patches that go to its experts", interactive=False, elem_id="patches")
+        patches = gr.Image(
+            label="Patches that go to its experts",
+            alt_text="The picture, bright where patches go to the token's experts; a click chooses a patch",
+            interactive=False,
+            elem_id="patches",
+        )
         experts = gr.Dataframe(
             headers=["expert", "share of the token"], label="Its experts", interactive=False, elem_id="experts"
         )
@@ -112,7 +102,7 @@ def tab(loaded: Loaded) -> None:
     outputs = [note, table, sweep_chart, map_chart, routes, token]
     run = gr.on(
         [*(box.submit for box in boxes), go.click],
-        explore,
+        on_gpu(host.layers, 0)(partial(_explore, host)),  # short answers that share a prefill
         [picture, layer, *boxes],
         outputs,
         preprocess=False,  # as on the Ask tab
@@ -129,6 +119,30 @@ def tab(loaded: Loaded) -> None:
         quiet: dict[str, Any] = {"show_progress": "hidden", "trigger_mode": "always_last", "api_visibility": "private"}
         gr.on(changed, show, [routes, token, layer], target, **quiet)
     patches.select(clicked, [routes], [token], show_progress="hidden", api_visibility="private")
+
+
+def _explore(host: Host, image: Any, at: Any, *questions: Any) -> Iterator[tuple[Any, ...]]:
+    """The exit sweep, row by row, then the routes of the first question."""
+    try:
+        picture = read_picture(image)
+        asked = [read_question(text) for text in questions if str(text or "").strip()] or [read_question("")]
+        shown_layer = int(read_number("Layer", at, 0, host.layers - 1))
+        for _ in host.waiting():
+            yield LOADING, None, None, None, gr.skip(), gr.skip()
+        loaded, found = host.loaded, list[Swept]()
+        with out_of_memory_is_told():
+            inputs = encode(loaded, [(picture, question) for question in asked])
+            fires = [exit_after for exit_after, _ in gate_exits(loaded, inputs)] if host.gated else []
+            for swept in sweep(loaded, inputs, HELD):
+                found.append(swept)
+                yield told(asked, found, fires), answers(asked, found), None, None, gr.skip(), gr.skip()
+            curves = shown(fig3a(swept_data(host.name, asked, found)), "perplexity") | {"summary": CURVES}
+            routes = routes_of(loaded, picture, asked[0])
+        tokens = gr.update(choices=choices(routes), value=first_asked(routes))
+        drawn = (curves, shown_map(routes, shown_layer))
+        yield told(asked, found, fires), answers(asked, found), *drawn, routes, tokens
+    except Exception as error:
+        raise gr.Error(sentence(error), duration=None, print_exception=False) from error
 
 
 # --- where it breaks -------------------------------------------------------------------------------------------------
@@ -175,7 +189,7 @@ def answers(asked: list[str], found: list[Swept]) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
-def swept_data(loaded: Loaded, asked: list[str], found: list[Swept]) -> Data:
+def swept_data(model: str, asked: list[str], found: list[Swept]) -> Data:
     """The sweep as the table of Figure 3a, where the dense answer counts as right."""
     rows: list[dict[str, Any]] = []
     for number, question in enumerate(asked):
@@ -194,11 +208,7 @@ def swept_data(loaded: Loaded, asked: list[str], found: list[Swept]) -> Data:
                 }
             )
     origin = {"data": f"{len(asked)} questions of yours", "command": "", "date": ""}
-    return Data(rows, {"model": _name(loaded), **origin})
-
-
-def _name(loaded: Loaded) -> str:
-    return Path(loaded.model.name_or_path or "model").name
+    return Data(rows, {"model": model, **origin})
 
 
 # --- which experts ---------------------------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..ask import Loaded
 from ..images import load_image
+from .hosting import Host
 
 MAX_UPLOAD = 20_000_000  # bytes of a picture
 MAX_BODY = 30_000_000  # bytes of any request; a picture in base64 takes a third more than its file
@@ -141,11 +141,11 @@ class UploadQuota:
         await app(scope, receive, send)
 
 
-def app_options(loaded: Loaded) -> dict[str, Any]:
+def app_options(host: Host) -> dict[str, Any]:
     """For `launch(app_kwargs=...)`: the body limit, the health check, and what Gradio offers and this page does not."""
 
     def healthz(request: Request) -> JSONResponse:
-        return JSONResponse({"status": "ok", "model": loaded.name})
+        return JSONResponse({"status": "ok" if host.ready else "loading", "model": host.name})
 
     def refuse(request: Request) -> PlainTextResponse:
         return PlainTextResponse("This page does not offer that.", 403)

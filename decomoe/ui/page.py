@@ -1,13 +1,15 @@
 """The page: a shell of tabs, each in its own file; and how it is served."""
 
+import asyncio
+from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import gradio as gr
 
-from ..ask import Loaded
 from . import api, ask, chart, compare, explore, panes, results
-from .common import warm_up
 from .guard import MAX_SESSIONS, MAX_UPLOAD, GuardedBlocks, app_options
+from .hosting import BEAT_S, LOADING, ZERO_GPU, Host
 
 TABS = {"Ask": ask.tab, "Compare": compare.tab, "Explore": explore.tab, "Results": results.tab}
 INTRO = """# DecoMoE
@@ -47,12 +49,27 @@ CSS = (
   white-space: normal}
 .example img {width: 44px !important; height: 44px !important; object-fit: cover; border-radius: 5px; margin: 0}
 .quiet h2 {font-size: 1rem}
-@media (max-width: 520px) {.gradio-container .app {padding: 0.75rem !important}}
+#loading {padding: 0.5rem 0.75rem; border-left: 3px solid var(--ours); background: var(--block-background-fill)}
+.md.prose:has(> table) {overflow-x: auto}
+.gradio-container .md.prose table {width: 100%; font-size: 0.875rem; font-variant-numeric: tabular-nums}
+.gradio-container .md.prose :is(th, td) {padding: 0.375rem 0.5rem !important;
+  border-color: var(--border-color-primary) !important}
+.gradio-container .md.prose td {white-space: nowrap}
+.gradio-container .md.prose th {overflow-wrap: normal; word-break: normal}
+.gradio-container #compare-table td:nth-child(2) {white-space: normal; min-width: 12rem}
+#compare-status:not(:has(p)) {display: none}
+@media (max-width: 520px) {.gradio-container .app {padding: 0.75rem !important}
+  .gradio-container .numbers {font-size: 0.8125rem}
+  .gradio-container .numbers :is(th, td) {padding: 0.3125rem 0.25rem}}
 footer {display: none !important}
 """
     + chart.CSS
     + panes.CSS
 )
+SCROLLABLE = """<script>  // wide tables can be scrolled with the keyboard too
+new MutationObserver(() => document.querySelectorAll('.md.prose:has(> table)').forEach(node => { node.tabIndex = 0; }))
+  .observe(document, {subtree: true, childList: true});
+</script>"""
 THEME = gr.themes.Soft(primary_hue="blue", secondary_hue="blue", font=["system-ui", "sans-serif"]).set(
     color_accent="*primary_600",  # the theme's own blue is too pale to read
     button_primary_background_fill="*primary_600",
@@ -63,36 +80,62 @@ THEME = gr.themes.Soft(primary_hue="blue", secondary_hue="blue", font=["system-u
 )
 
 
-def build(loaded: Loaded) -> gr.Blocks:
-    """The page for one loaded model; nothing is launched."""
+def build(host: Host) -> gr.Blocks:
+    """The page for one model; nothing is launched."""
     chart.allow_plotly()
-    warm_up(loaded)
     with GuardedBlocks(title="DecoMoE", analytics_enabled=False, delete_cache=(600, 3600)) as page:
-        api.add(loaded)  # first, so that its names are free
+        api.add(host)  # first, so that its names are free
         gr.Markdown(INTRO, elem_classes="intro")
+        line = gr.Markdown(LOADING, visible=False, elem_id="loading")
         with gr.Tabs():
             for name, tab in TABS.items():
                 with gr.Tab(name):
-                    tab(loaded)
+                    tab(host)
+        page.load(
+            partial(_loading, host),
+            None,
+            line,
+            concurrency_limit=None,
+            show_progress="hidden",
+            api_visibility="private",
+        )
     return page.queue(max_size=32, api_open=False)
 
 
-def serve(loaded: Loaded, port: int | None = None) -> None:
-    """Build the page and serve it until interrupted."""
-    build(loaded).launch(**launch_options(loaded, port))
+async def _loading(host: Host) -> AsyncIterator[dict[str, Any]]:
+    """Shows the line above the tabs until the model is there."""
+    while not host.ready:
+        yield gr.update(visible=True)
+        await asyncio.sleep(BEAT_S)
+    yield gr.update(visible=False)
 
 
-def launch_options(loaded: Loaded, port: int | None = None) -> dict[str, Any]:
+def serve(host: Host, port: int | None = None) -> None:
+    """Serve the page until interrupted; the model is loaded meanwhile.
+
+    Raises:
+        ValueError, OSError: the model can't be loaded.
+    """
+    if ZERO_GPU:  # takes hold of what is loaded as the page starts
+        host.load()
+    page = build(host)
+    page.launch(**launch_options(host, port), prevent_thread_lock=True)
+    if not ZERO_GPU:
+        host.load()
+    page.block_thread()
+
+
+def launch_options(host: Host, port: int | None = None) -> dict[str, Any]:
     """What the page needs at launch."""
     return {
         "server_port": port,
-        "head": chart.HEAD,
+        "head": chart.HEAD + SCROLLABLE,
         "css": CSS,
         "theme": THEME,
         "max_file_size": MAX_UPLOAD,
         "state_session_capacity": MAX_SESSIONS,
         "show_error": False,
-        "app_kwargs": app_options(loaded),
+        "app_kwargs": app_options(host),
         "mcp_server": True,
         "ssr_mode": False,
         "run_history": False,

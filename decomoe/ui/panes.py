@@ -118,13 +118,13 @@ def waiting() -> Shown:
     return {"state": "empty", "panes": [{"title": "Dense"}, {"title": "DecoMoE"}]}
 
 
-def running(titles: tuple[str, str], dense: Trace | None, text: str, status: str, run: str) -> Shown:
+def running(titles: tuple[str, str], dense: Trace | None, text: str, status: str, run: str, note: str = "") -> Shown:
     """While an answer is being made: the first until there is a trace of it, then the second."""
     sides = [{"title": title, "text": "", "note": ""} for title in titles]
     at = 0 if dense is None else 1
     if dense is not None:
         sides[0] |= {"text": dense.answer, "note": _note(dense)}
-    sides[at]["text"] = text
+    sides[at] |= {"text": text, "note": note}
     return {"state": "running", "at": at, "panes": sides, "status": status, "run": run}
 
 

@@ -12,6 +12,12 @@ from .panes import exit_sentence
 STEP, THETA = "#D55E00", "#dc2626"
 PREDICTED = "Predicted from the dense run: "
 Figure = dict[str, Any]
+LATEST: Figure = {
+    "type": "scatter",
+    "mode": "markers",
+    "name": "latest token",
+    "marker": {"color": STEP, "size": 8, "line": {"color": "white", "width": 1}},
+}
 
 
 def _layout(x: str, y: str, top: float, layers: int) -> dict[str, Any]:
@@ -82,29 +88,42 @@ def prefix_figure(trace: Trace, predicted: bool = False) -> Figure:
         }
     ]
     if trace.prefix.decode:
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "name": "latest token",
-                "x": layers,
-                "y": [(m or trace.experts) if some[layer] else None for layer, m in enumerate(trace.prefix.decode[-1])],
-                "marker": {"color": STEP, "size": 8},
-                "hovertemplate": "For the latest token layer %{x}<br>used a prefix of %{y} experts.<extra></extra>",
-            }
-        )
+        data += latest_prefix(trace, trace.prefix.decode[-1])
     limited = [m for m in trace.prefix.prefill if m is not None]
     summary = f"All {trace.experts} experts in every layer."
     if limited:
         summary = f"In {len(limited)} of {trace.layers} layers the prefill keeps {min(limited)} to {max(limited)} of "
         summary += f"{trace.experts} experts"
         summary += ", approximately." if predicted else f"; over the whole answer the mean is {trace.mean_prefix:.1f}."
+    layout = _layout("layer", "experts kept", trace.experts * 1.1, trace.layers) | {"showlegend": True}
     return {
         "name": "prefix",
         "data": data,
-        "layout": _layout("layer", "experts kept", trace.experts * 1.1, trace.layers),
+        "layout": layout,
         "summary": (PREDICTED if predicted else "") + summary,
     }
+
+
+def latest_prefix(trace: Trace, kept: Sequence[int | None]) -> list[Figure]:
+    """Dots over `prefix_figure`: what the latest token's forward kept."""
+    some = [routes > 0 for routes in trace.routes.prefill]
+    dots = {
+        "x": list(range(trace.layers)),
+        "y": [(m or trace.experts) if some[layer] else None for layer, m in enumerate(kept)],
+        "hovertemplate": "For the latest token layer %{x}<br>used a prefix of %{y} experts.<extra></extra>",
+    }
+    return [LATEST | dots]
+
+
+def latest_experts(ran: Sequence[Sequence[int]]) -> list[Figure]:
+    """Dots over `routing_figure`: the experts that the latest token ran through, per layer by rank."""
+    pairs = [(expert, layer) for layer, experts in enumerate(ran) for expert in experts]
+    dots = {
+        "x": [expert for expert, _ in pairs],
+        "y": [layer for _, layer in pairs],
+        "hovertemplate": "The latest token runs through the expert<br>at rank %{x} of layer %{y}.<extra></extra>",
+    }
+    return [LATEST | dots]
 
 
 def routing_figure(trace: Trace, orders: Sequence[Sequence[int]], predicted: bool = False) -> Figure:
@@ -127,12 +146,16 @@ def routing_figure(trace: Trace, orders: Sequence[Sequence[int]], predicted: boo
         "name": "prefix boundary",
         **boundary,
         "line": {"color": STEP, "width": 2},
-        "hovertemplate": "Experts right of this line<br>are not used in layer %{y:.0f}.<extra></extra>",
+        "hovertemplate": "The prefill uses no expert<br>right of this line in layer %{y:.0f}.<extra></extra>",
     }
     top = max((share for rows in shares.values() for row in rows for share in row if share is not None), default=1)
     views = {}
-    for name, values in (*shares.items(), ("difference", gap)):
-        what = f"{name} tokens" if name != "difference" else "text tokens more than visual ones (less, if negative)"
+    answer = {"answer": _shares(trace.mass["generated"], orders)} if trace.tokens.generated > 1 else {}
+    for name, values in (*shares.items(), ("difference", gap), *answer.items()):
+        what = {
+            "difference": "text tokens more than visual ones (less, if negative)",
+            "answer": "the answer's tokens",
+        }.get(name, f"{name} tokens")
         heat: dict[str, Any] = {
             "type": "heatmap",
             "name": name,
@@ -154,7 +177,7 @@ def routing_figure(trace: Trace, orders: Sequence[Sequence[int]], predicted: boo
         layout["shapes"] = [_line(xref="paper", x0=0, x1=1, y0=trace.exit_after + 0.5, y1=trace.exit_after + 0.5)]
     summary = (
         "Where tokens go: each row is a layer, each column an expert, those that text uses most on the left. The red "
-        "line is the exit, the orange one the prefix boundary: experts right of it are not used."
+        "line is the exit, the orange one the prefix boundary: the prefill does not use experts right of it."
     )
     return {
         "name": "routing",
@@ -221,7 +244,9 @@ def _rows(dense: Trace | None, ours: Trace | None) -> list[tuple[str, str, str, 
     rows: list[tuple[str, str, str, str, float | None]] = []
     for name, meaning, show, get, get_dense in NUMBERS:
         left, right = (None if trace is None else get(trace) for trace in (dense, ours))
-        base = get_dense(ours) if ours and get_dense else left
+        base = left
+        if dense and ours and get_dense:  # a baseline that is not dense is made as long, too
+            base = (left or 0) * (get_dense(ours) or 0) / (get_dense(dense) or 1)
         ratio = right / base if base and right is not None else None
         left_text, right_text = ("–" if value is None else show(value) for value in (left, right))
         rows.append((name, meaning, left_text, right_text, ratio))
@@ -245,12 +270,12 @@ def numbers(dense: Trace | None, ours: Trace | None, first: str = "Dense") -> st
     )
 
 
-def cost_figure(dense: Trace, ours: Trace) -> Figure:
-    """What DecoMoE costs, as a share of the baseline."""
+def cost_figure(dense: Trace, ours: Trace, first: str = "Dense") -> Figure:
+    """What DecoMoE costs, as a share of the baseline, whose name is `first`."""
     rows = [row for row in _rows(dense, ours) if row[4] is not None][::-1]
     names = [row[0] for row in rows]
     bars = [
-        ("Dense", DENSE, [1.0] * len(rows), [f"{row[0]}: {row[2]} in the baseline's run." for row in rows]),
+        (first, DENSE, [1.0] * len(rows), [f"{row[0]}: {row[2]} in the baseline's run." for row in rows]),
         (
             "DecoMoE",
             OURS,
@@ -274,13 +299,21 @@ def cost_figure(dense: Trace, ours: Trace) -> Figure:
     ]
     said = ", ".join(f"{row[0]} {row[4]:.2f}" for row in rows[::-1])
     layout = {
-        "margin": {"l": 110, "r": 10, "t": 10, "b": 40},
-        "xaxis": {"title": {"text": "share of dense"}, "rangemode": "tozero"},
-        "legend": {"orientation": "h", "y": 1.12, "traceorder": "reversed"},
+        "margin": {"l": 110, "r": 10, "t": 45, "b": 40},
+        "xaxis": {"title": {"text": f"share of {first}"}, "rangemode": "tozero"},
+        "legend": {
+            "orientation": "h",
+            "xref": "container",
+            "x": 0,
+            "yref": "container",
+            "yanchor": "top",
+            "y": 1,
+            "traceorder": "reversed",
+        },
         "bargap": 0.3,
         "barmode": "group",
     }
-    return {"name": "costs", "data": data, "layout": layout, "summary": f"DecoMoE against dense: {said}."}
+    return {"name": "costs", "data": data, "layout": layout, "summary": f"DecoMoE against {first}: {said}."}
 
 
 def latency_figure(found: dict[str, Breakdown]) -> Figure:
