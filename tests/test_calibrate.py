@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -288,6 +289,18 @@ def test_from_end_to_end(mini, tmp_path):
     torch.testing.assert_close(again.mass, mass)
     measured = again.provenance["measured"]["tune"]
     assert measured["accuracy"] >= 0.98 * measured["dense_accuracy"]
+
+
+@pytest.mark.parametrize("wanted", ["right", "same"])
+def test_the_gate_learns_to_keep_right_answers_or_the_same(mini, tmp_path, monkeypatch, wanted):
+    given = []
+    monkeypatch.setattr("decomoe.calibrate.label", lambda kept, nll: given.append(kept) or label(kept, nll))
+    calibrate(mini, PARTS, replace(SETTINGS, label=wanted), tmp_path)
+    seen = observe(mini, PARTS["fit"], Plan(SETTINGS.candidates, SETTINGS.max_new_tokens))
+    assert given[0].tolist() == getattr(seen, wanted)[:, :-1, 0].tolist()
+    if wanted == "same":  # an exit after the last layer changes no answer, right or wrong
+        assert given[0][:, -1].all()
+        assert not seen.right.all()
 
 
 def test_observations_are_used_again_and_never_mixed_up(mini, tmp_path, monkeypatch):

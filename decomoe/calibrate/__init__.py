@@ -6,7 +6,7 @@ The paper calibrates on halves of POPE and MME. `calibrate` takes the calibratio
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from accelerate import PartialState
 from torch import Tensor
@@ -48,6 +48,8 @@ class Settings:
 
     Attributes:
         candidates: the layers after which the gate is asked (paper: every fourth of 48).
+        label: which answers the gate learns to keep: the right ones (paper), so that it stays where the dense model is
+            wrong; or "same", all that are the dense model's, which lets those questions go too.
         p: RCEP's share of routed mass (paper: 0.7); chosen among `shares` under a guarantee.
         keep: theta is the cheapest one that keeps this share of dense accuracy. Our rule where the paper is silent.
         retain: instead, guarantee that this share of answers stays the dense model's, with this `confidence`.
@@ -55,6 +57,7 @@ class Settings:
     """
 
     candidates: tuple[int, ...]
+    label: Literal["right", "same"] = "right"
     p: float = 0.7
     keep: float = 0.98
     retain: float | None = None
@@ -110,7 +113,8 @@ def calibrate(
     }
     if not PartialState().is_main_process:
         return None
-    labels, tau = label(fit.right[:, :-1, 0], fit.nll[:, :-1, 0])
+    kept = fit.right if settings.label == "right" else fit.same
+    labels, tau = label(kept[:, :-1, 0], fit.nll[:, :-1, 0])
     gate, losses = train_gate(fit.features, labels, settings.candidates, settings.training)
     means = {name: _replayed(part, gate) for name, part in seen.items()}
     if settings.retain is None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 NEVER = 1.01  # a threshold that no probability reaches: the dense model
-THETAS = (*(round(0.05 * step, 2) for step in range(1, 20)), 0.97, 0.99, 0.995, 0.999, NEVER)
+THETAS = (*(round(0.05 * step, 2) for step in range(1, 20)), 0.97, 0.98, 0.99, 0.995, 0.997, 0.999, NEVER)
 
 
 def replay(table: Tensor, p_exit: Tensor, thetas: Sequence[float] = THETAS) -> Tensor:

@@ -25,23 +25,23 @@ class Training:
     seed: int = 0
 
 
-def label(correct: Tensor, nll: Tensor) -> tuple[Tensor, float]:
-    """(C, G) bool, whether an exit is fine: the answer is correct, and the NLL of the dense first token at most tau.
+def label(kept: Tensor, nll: Tensor) -> tuple[Tensor, float]:
+    """(C, G) bool, whether an exit is fine: it keeps the answer, and the NLL of the dense first token is at most tau.
 
-    tau is the 95th percentile of the NLL at each question's earliest correct exit.
+    tau is the 95th percentile of the NLL at each question's earliest exit that keeps it.
 
     Args:
-        correct: (C, G) bool. nll: (C, G).
+        kept: (C, G) bool, whether the answer is correct (paper) or otherwise as it should be. nll: (C, G).
 
     Raises:
         ValueError: no question was answered correctly at any exit.
     """
-    solved = correct.any(1)
+    solved = kept.any(1)
     if not solved.any():
         raise ValueError("No question was answered correctly at any exit: this model can't be calibrated on this data.")
-    earliest = correct.int().argmax(1, keepdim=True)
+    earliest = kept.int().argmax(1, keepdim=True)
     tau = torch.quantile(nll.gather(1, earliest)[solved, 0], 0.95).item()
-    return correct & (nll <= tau), tau
+    return kept & (nll <= tau), tau
 
 
 def train_gate(

@@ -27,6 +27,12 @@ def add(commands: Any) -> argparse.ArgumentParser:
     calibrate.add_argument("--eta", type=float, default=0.003, help="vtw: mean KL divergence that is fine (0.003)")
     calibrate.add_argument("--skip", type=float, default=0.5, help="modes: share of the routes to skip (0.5)")
     calibrate.add_argument("--every", type=int, help="a gate candidate every so many layers (4 of 48, 2 of 16)")
+    calibrate.add_argument(
+        "--label",
+        choices=["right", "same"],
+        default="right",
+        help="the gate learns to keep right answers (paper), or the same ones as dense, right or wrong",
+    )
     calibrate.add_argument("--p", type=float, help="share of routed mass that the expert prefix covers (0.7)")
     calibrate.add_argument("--retain", type=float, help="guarantee that this share of answers stays the dense model's")
     calibrate.add_argument("--confidence", type=float, help="of that guarantee (0.95)")
@@ -53,6 +59,7 @@ def run(options: argparse.Namespace) -> int:
     loaded = load_model(options, calibrated=False)
     settings = Settings(
         gate_candidates(parts_of(loaded.model), options.every),
+        label=options.label,
         p=options.p or 0.7,
         retain=options.retain,
         confidence=options.confidence or 0.95,
