@@ -375,6 +375,14 @@ def test_bad_input_is_one_sentence(tmp_path, capsys, arguments, message):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_file_in_place_of_the_folder_is_told_before_the_work(tmp_path, capsys, monkeypatch):
+    (tmp_path / "out").touch()
+    monkeypatch.setattr(cli.calibrate, "load_model", lambda *_: pytest.fail("it loaded the model"))
+    monkeypatch.setitem(sys.modules["decomoe.benchmarks"].BENCHMARKS, "tiny", TINY)
+    assert cli.main(["calibrate", "--data", "tiny", "--out", str(tmp_path / "out")]) == 2
+    assert "out' is a file" in capsys.readouterr().err
+
+
 COMMAND = "calibrate --data tiny --every 4 --batch 4 --max-new-tokens 2 --retain 0.7 --confidence 0.8".split()
 SCRIPT = str(Path(__file__).with_name("tiny_calibration.py"))
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
