@@ -74,7 +74,7 @@ def test_gate_learns_what_features_tell():
 def test_gate_candidates():
     parts = parts_of(qwen())  # 6 layers, DeepStack up to layer 2
     assert gate_candidates(parts) == (3, 5)
-    assert gate_candidates(parts, 3) == (2, 5)
+    assert gate_candidates(parts, 3) == (5,)  # DeepStack adds behind layer 2, which layer 3 is the first to see
     assert gate_candidates(parts_of(qwen(num_hidden_layers=48, hidden_size=32))) == tuple(range(3, 48, 4))
     with pytest.raises(ValueError, match="no layer"):
         gate_candidates(parts, 7)

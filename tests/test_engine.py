@@ -201,6 +201,20 @@ def test_gate_reads_what_a_plain_forward_shows(model):
         assert reading.p_exit == pytest.approx(scores.softmax(0)[1].item(), abs=1e-5)
 
 
+def test_the_whole_picture_is_seen_before_the_first_exit():
+    """What DeepStack adds last reaches the answer if the picture leaves then, but not if it leaves a layer before."""
+    first = parts_of(BUILDERS["qwen3_vl_moe"]()).first_exit
+    for exit_after, reaches in ((first, True), (first - 1, False)):
+        logits = []
+        for scale in (1, 5):
+            model = BUILDERS["qwen3_vl_moe"]()
+            with torch.no_grad():
+                model.model.visual.deepstack_merger_list[-1].linear_fc2.weight.mul_(scale)
+            method = DecoMoE(exit_after=exit_after, rcep=False)
+            logits.append(engine(model, method, inputs_for(model, PROMPTS[0]), tokens=1)[1])
+        assert torch.equal(*logits) != reaches
+
+
 def test_gate_exits_at_the_first_candidate_over_theta(model):
     calibration = make_calibration(model)
     inputs = inputs_for(model, PROMPTS[1])
