@@ -285,6 +285,8 @@ def test_dense_layers_without_router(family):
     assert traces[0].routes.prefill[4] == 0
     whole, limited = 3 * TOKENS, TOKENS  # layers 0, 2, 3 keep all experts, layer 5 keeps top-k, 1 and 4 have none
     assert traces[0].mean_prefix == (whole * EXPERTS + limited * TOP_K) / (whole + limited)
+    traces[0].routes.prefill = [0] * LAYERS  # as where a method skips every route
+    assert traces[0].mean_prefix == (whole * EXPERTS + limited * TOP_K) / (whole + limited)
 
 
 def test_unnormalised_top_k():
