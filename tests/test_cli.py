@@ -187,6 +187,7 @@ def test_special_tokens_in_a_question_are_plain_text(decomoe, picture):
             ["--exit-after", 16],
             "after layers 0 to 15",
         ),
+        ("a.png", lambda path: Image.new("RGB", (9, 9)).save(path), "What \udcff?", [], "not valid Unicode"),
         ("a.png", lambda path: Image.new("RGB", (9, 9)).save(path), "What?", ["--p", 7], "p must be"),
         ("a.png", lambda path: Image.new("RGB", (9, 9)).save(path), "What?", ["--prefix", 3], "top-k"),
         ("a.png", lambda path: Image.new("RGB", (9, 9)).save(path), "What?", ["--max-new-tokens", 0], "at least 1"),
