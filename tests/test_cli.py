@@ -134,6 +134,22 @@ def test_toggles(decomoe, picture, switches, exit_after):
     assert any(trace["prefix"]["prefill"]) == ("--no-rcep" not in switches)
 
 
+@pytest.mark.parametrize(
+    ("switches", "message"),
+    [
+        (["--no-rcep", "--p", 0.5], "--p is of RCEP"),
+        (["--no-rcep", "--prefix", 8], "--prefix is of RCEP"),
+        (["--no-rcep", "--drop"], "--drop is of RCEP"),
+        (["--no-savb", "--theta", 0.5], "--theta is of the gate"),
+        (["--exit-after", 9, "--theta", 0.5], "--theta is of the gate"),
+    ],
+)
+def test_switches_that_would_do_nothing_are_refused(decomoe, picture, switches, message):
+    status, out, err = decomoe("ask", picture, "What is this?", *switches)
+    assert (status, out) == (2, "")
+    assert message in err
+
+
 def many_pictures(folder: Path) -> dict[str, Path]:
     """Pictures that people really have."""
     image = draw(3, (160, 160), "objects").image
