@@ -37,6 +37,7 @@ from decomoe.calibrate.savb import label, train_gate
 from decomoe.calibration import Calibration, fingerprint
 from decomoe.families import parts_of
 from decomoe.methods import DecoMoE, Dense, Method
+from decomoe.runtime import attach
 
 ROOT = Path(__file__).parents[1]
 QUESTIONS = [Question(case, TINY) for case in CASES]
@@ -217,17 +218,24 @@ def runs(mini: Loaded, method: Method, tokens: int = 12) -> list:
     return list(run(mini, [question.case for question in BATCH], method, max_new_tokens=tokens))
 
 
+def first_logits(mini: Loaded, method: Method) -> torch.Tensor:
+    inputs = encode(mini, [(question.case.picture(), question.case.question) for question in BATCH])
+    with attach(mini.model, method, mini.calibration) as session:
+        options = dict(max_new_tokens=1, do_sample=False, return_dict_in_generate=True, output_logits=True)
+        return session.generate(inputs, **options).logits[0]
+
+
 def test_replays_equal_runs_of_their_own(mini):
     seen = observe(mini, BATCH, Plan(TRIED, 12, (1.0, 0.6), mini.calibration))
-    dense = runs(mini, Dense())
+    dense, chosen = runs(mini, Dense()), first_logits(mini, Dense()).argmax(-1)
     for g, layer in enumerate((*TRIED, None)):
         for k, share in enumerate((1.0, 0.6)):
             method = Dense() if layer is None else DecoMoE(exit_after=layer, p=share, rcep=share < 1)
+            nll = nn.functional.cross_entropy(first_logits(mini, method), chosen, reduction="none")
+            torch.testing.assert_close(seen.nll[:, g, k].double(), nll.double(), atol=1e-4, rtol=0)
             for row, (question, outcome, plain) in enumerate(zip(BATCH, runs(mini, method), dense, strict=True)):
                 assert seen.right[row, g, k] == question.right(outcome.answer)
                 assert seen.same[row, g, k] == (outcome.answer.lower().rstrip(".") == plain.answer.lower().rstrip("."))
-                nll = nn.functional.cross_entropy(outcome.first_logits, plain.first_logits.argmax()).item()
-                assert seen.nll[row, g, k].item() == pytest.approx(nll, abs=1e-4)
                 flops = outcome.trace.flops
                 assert seen.cost[row, g, k].item() == pytest.approx(flops.executed / flops.executed_dense)
     assert not seen.same.all()
