@@ -162,10 +162,12 @@ def encode(loaded: Loaded, asked: Sequence[tuple[Image.Image, str]]) -> dict[str
     """The model's inputs for pictures with a question each, left padded. Special tokens in questions are plain text.
 
     Raises:
-        ValueError: a question is empty or too long for the model.
+        ValueError: a question is empty, too long for the model, or no text.
     """
     if not all(question.strip() for _, question in asked):
         raise ValueError("The question is empty; ask something about the picture.")
+    if any("\ud800" <= character <= "\udfff" for _, question in asked for character in question):
+        raise ValueError("The question is not valid Unicode; write it in UTF-8.")
     inputs = loaded.processor.apply_chat_template(
         [
             [

@@ -153,9 +153,9 @@ class Parts:
 
     @property
     def first_exit(self) -> int:
-        """The first layer after which the whole picture has been seen; DeepStack adds to it till then."""
+        """The first layer that sees the whole picture: DeepStack adds to it behind the layers before."""
         deepstack = getattr(getattr(self.model.config, "vision_config", None), "deepstack_visual_indexes", None)
-        return max(1, len(deepstack or ()) - 1)
+        return max(1, len(deepstack or ()))
 
 
 def parts_of(model: PreTrainedModel) -> Parts:

@@ -9,11 +9,12 @@ def text_features(hidden: Tensor, text: Tensor) -> Tensor:
 
     Args:
         hidden: (B, N, d), the output of a layer.
-        text: (B, N) bool, the slots that hold a text token of the prompt.
+        text: (B, N) bool, the slots that hold a text token of the prompt; on any device.
 
     Returns:
         (B, 2d).
     """
+    text = text.to(hidden.device)
     last = text.cumsum(1).eq(text.sum(1, keepdim=True)) & text
     others = (text & ~last).unsqueeze(-1)
     states = hidden.float()

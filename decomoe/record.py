@@ -49,7 +49,7 @@ class Limit:
 
 
 class Record:
-    """Tensors stay on the device until `trace` is called.
+    """Tensors stay on the device until somebody looks; what a forward comes to is then fetched once for all rows.
 
     Attributes:
         live: (L, B), prompt tokens that went through each layer, once the prefill is over.
@@ -121,7 +121,7 @@ class Record:
         with self._lock:
             limits, reduced = self.limits[forward], self._limited[forward]
             for layer, limit in limits.items():
-                reduced[layer] = limit.summary(self.chosen[forward][layer])
+                reduced[layer] = limit.summary(self.chosen[forward][layer]).cpu()
             limits.clear()
             return reduced
 
@@ -134,7 +134,7 @@ class Record:
                 if state.decoding:
                     kinds = {"generated": state.live}
                 reduced[layer] = {
-                    name: routed_mass(state.scores, state.indices, state.logits.shape[2], tokens)
+                    name: routed_mass(state.scores, state.indices, state.logits.shape[2], tokens).cpu()
                     for name, tokens in kinds.items()
                 }
             routed.clear()
@@ -239,6 +239,6 @@ class Record:
         for name in MODALITIES:
             for layer in masses[0]:
                 steps = [step[layer][name][row] for step in masses if name in step[layer]]
-                places = torch.stack(steps).sum(0).cpu() if steps else torch.zeros(order.shape[1])
+                places = torch.stack(steps).sum(0) if steps else torch.zeros(order.shape[1])
                 total[name][layer] = places[order[layer].argsort()].tolist()
         return total

@@ -296,12 +296,14 @@ class Session:
         cut = self.decider.cut(state)
         if cut is None:
             return hidden
+        hidden = hidden if cut.hidden is None else cut.hidden
+        slots = self.cache.let_go(layer, cut.keep)
+        if slots is None:
+            return hidden
         left = (self.cache.visual.any(1) & ~(state.visual & cut.keep).any(1)).tolist()
         exits = self.record.exits
         exits[:] = [layer if gone and before is None else before for gone, before in zip(left, exits, strict=True)]
-        hidden = hidden if cut.hidden is None else cut.hidden
-        slots = self.cache.let_go(layer, cut.keep)
-        return hidden if slots is None else take(hidden, slots, 1)
+        return take(hidden, slots, 1)
 
     def _add_deepstack(self, layer: int, hidden: Tensor) -> Tensor:
         """Add the rows of the visual tokens that are left, as the model does with all of them."""

@@ -98,9 +98,14 @@ class Trace:
     schema: int = SCHEMA
 
     @property
+    def expert_layers(self) -> list[int]:
+        """The layers that have experts."""
+        return [layer for layer, mass in enumerate(self.mass["text"]) if mass is not None]
+
+    @property
     def mean_prefix(self) -> float:
         """Mean number of experts kept over every invocation of a layer with experts; all where nothing was cut."""
-        layers = [layer for layer, routes in enumerate(self.routes.prefill) if routes]
+        layers = self.expert_layers
         kept = [step[layer] for step in (self.prefix.prefill, *self.prefix.decode) for layer in layers]
         return sum(self.experts if m is None else m for m in kept) / max(1, len(kept))
 

@@ -38,6 +38,7 @@ from decomoe.calibrate.savb import label, train_gate
 from decomoe.calibration import Calibration, fingerprint
 from decomoe.families import parts_of
 from decomoe.methods import DecoMoE, Dense, Method
+from decomoe.runtime import attach
 
 ROOT = Path(__file__).parents[1]
 QUESTIONS = [Question(case, TINY) for case in CASES]
@@ -75,7 +76,7 @@ def test_gate_learns_what_features_tell():
 def test_gate_candidates():
     parts = parts_of(qwen())  # 6 layers, DeepStack up to layer 2
     assert gate_candidates(parts) == (3, 5)
-    assert gate_candidates(parts, 3) == (2, 5)
+    assert gate_candidates(parts, 3) == (5,)  # DeepStack adds behind layer 2, which layer 3 is the first to see
     assert gate_candidates(parts_of(qwen(num_hidden_layers=48, hidden_size=32))) == tuple(range(3, 48, 4))
     with pytest.raises(ValueError, match="no layer"):
         gate_candidates(parts, 7)
@@ -218,17 +219,24 @@ def runs(mini: Loaded, method: Method, tokens: int = 12) -> list:
     return list(run(mini, [question.case for question in BATCH], method, max_new_tokens=tokens))
 
 
+def first_logits(mini: Loaded, method: Method) -> torch.Tensor:
+    inputs = encode(mini, [(question.case.picture(), question.case.question) for question in BATCH])
+    with attach(mini.model, method, mini.calibration) as session:
+        options = dict(max_new_tokens=1, do_sample=False, return_dict_in_generate=True, output_logits=True)
+        return session.generate(inputs, **options).logits[0]
+
+
 def test_replays_equal_runs_of_their_own(mini):
     seen = observe(mini, BATCH, Plan(TRIED, 12, (1.0, 0.6), mini.calibration))
-    dense = runs(mini, Dense())
+    dense, chosen = runs(mini, Dense()), first_logits(mini, Dense()).argmax(-1)
     for g, layer in enumerate((*TRIED, None)):
         for k, share in enumerate((1.0, 0.6)):
             method = Dense() if layer is None else DecoMoE(exit_after=layer, p=share, rcep=share < 1)
+            nll = nn.functional.cross_entropy(first_logits(mini, method), chosen, reduction="none")
+            torch.testing.assert_close(seen.nll[:, g, k].double(), nll.double(), atol=1e-4, rtol=0)
             for row, (question, outcome, plain) in enumerate(zip(BATCH, runs(mini, method), dense, strict=True)):
                 assert seen.right[row, g, k] == question.right(outcome.answer)
                 assert seen.same[row, g, k] == (outcome.answer.lower().rstrip(".") == plain.answer.lower().rstrip("."))
-                nll = nn.functional.cross_entropy(outcome.first_logits, plain.first_logits.argmax()).item()
-                assert seen.nll[row, g, k].item() == pytest.approx(nll, abs=1e-4)
                 flops = outcome.trace.flops
                 assert seen.cost[row, g, k].item() == pytest.approx(flops.executed / flops.executed_dense)
     assert not seen.same.all()
@@ -386,6 +394,14 @@ def test_bad_input_is_one_sentence(tmp_path, capsys, arguments, message):
     assert message in error
     assert error.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_a_file_in_place_of_the_folder_is_told_before_the_work(tmp_path, capsys, monkeypatch):
+    (tmp_path / "out").touch()
+    monkeypatch.setattr(cli.calibrate, "load_model", lambda *_: pytest.fail("it loaded the model"))
+    monkeypatch.setitem(sys.modules["decomoe.benchmarks"].BENCHMARKS, "tiny", TINY)
+    assert cli.main(["calibrate", "--data", "tiny", "--out", str(tmp_path / "out")]) == 2
+    assert "out' is a file" in capsys.readouterr().err
 
 
 COMMAND = "calibrate --data tiny --every 4 --batch 4 --max-new-tokens 2 --retain 0.7 --confidence 0.8".split()

@@ -134,6 +134,22 @@ def test_toggles(decomoe, picture, switches, exit_after):
     assert any(trace["prefix"]["prefill"]) == ("--no-rcep" not in switches)
 
 
+@pytest.mark.parametrize(
+    ("switches", "message"),
+    [
+        (["--no-rcep", "--p", 0.5], "--p is of RCEP"),
+        (["--no-rcep", "--prefix", 8], "--prefix is of RCEP"),
+        (["--no-rcep", "--drop"], "--drop is of RCEP"),
+        (["--no-savb", "--theta", 0.5], "--theta is of the gate"),
+        (["--exit-after", 9, "--theta", 0.5], "--theta is of the gate"),
+    ],
+)
+def test_switches_that_would_do_nothing_are_refused(decomoe, picture, switches, message):
+    status, out, err = decomoe("ask", picture, "What is this?", *switches)
+    assert (status, out) == (2, "")
+    assert message in err
+
+
 def many_pictures(folder: Path) -> dict[str, Path]:
     """Pictures that people really have."""
     image = draw(3, (160, 160), "objects").image
@@ -187,6 +203,7 @@ def test_special_tokens_in_a_question_are_plain_text(decomoe, picture):
             ["--exit-after", 16],
             "after layers 0 to 15",
         ),
+        ("a.png", lambda path: Image.new("RGB", (9, 9)).save(path), "What \udcff?", [], "not valid Unicode"),
         ("a.png", lambda path: Image.new("RGB", (9, 9)).save(path), "What?", ["--p", 7], "p must be"),
         ("a.png", lambda path: Image.new("RGB", (9, 9)).save(path), "What?", ["--prefix", 3], "top-k"),
         ("a.png", lambda path: Image.new("RGB", (9, 9)).save(path), "What?", ["--max-new-tokens", 0], "at least 1"),

@@ -201,6 +201,20 @@ def test_gate_reads_what_a_plain_forward_shows(model):
         assert reading.p_exit == pytest.approx(scores.softmax(0)[1].item(), abs=1e-5)
 
 
+def test_the_whole_picture_is_seen_before_the_first_exit():
+    """What DeepStack adds last reaches the answer if the picture leaves then, but not if it leaves a layer before."""
+    first = parts_of(BUILDERS["qwen3_vl_moe"]()).first_exit
+    for exit_after, reaches in ((first, True), (first - 1, False)):
+        logits = []
+        for scale in (1, 5):
+            model = BUILDERS["qwen3_vl_moe"]()
+            with torch.no_grad():
+                model.model.visual.deepstack_merger_list[-1].linear_fc2.weight.mul_(scale)
+            method = DecoMoE(exit_after=exit_after, rcep=False)
+            logits.append(engine(model, method, inputs_for(model, PROMPTS[0]), tokens=1)[1])
+        assert torch.equal(*logits) != reaches
+
+
 def test_gate_exits_at_the_first_candidate_over_theta(model):
     calibration = make_calibration(model)
     inputs = inputs_for(model, PROMPTS[1])
@@ -270,6 +284,8 @@ def test_dense_layers_without_router(family):
     assert traces[0].mass["text"][4] is None
     assert traces[0].routes.prefill[4] == 0
     whole, limited = 3 * TOKENS, TOKENS  # layers 0, 2, 3 keep all experts, layer 5 keeps top-k, 1 and 4 have none
+    assert traces[0].mean_prefix == (whole * EXPERTS + limited * TOP_K) / (whole + limited)
+    traces[0].routes.prefill = [0] * LAYERS  # as where a method skips every route
     assert traces[0].mean_prefix == (whole * EXPERTS + limited * TOP_K) / (whole + limited)
 
 

@@ -27,6 +27,7 @@ def make_trace(prompt, text, exit_after=None, prefix=None, generated=1, layers=4
         routes=PerLayer([top_k * n for n in live], [[top_k] * layers] * (generated - 1)),
         live=live,
         cached=cached or live,
+        mass={"text": [[text / experts] * experts] * layers},
     )
 
 

@@ -40,7 +40,7 @@ def test_vtw_takes_the_first_layer_that_hardly_matters(mini, tmp_path):
     artifact = calibrate_other("vtw", mini, QUESTIONS, OtherSettings(eta=1.0, batch=2), tmp_path)
     measured = artifact.provenance["vtw"]["divergence"]
     dense = first_logits(mini, Dense())
-    for layer in (2, 9, 14):
+    for layer in (3, 9, 14):
         expected = divergence(first_logits(mini, VTW(layer)), dense) / len(QUESTIONS)
         assert measured[layer] == pytest.approx(expected, rel=1e-3)
     exit_after = int(artifact.others["vtw"]["exit_after"])
@@ -58,9 +58,9 @@ def test_dyvte_learns_where_exits_change_nothing(mini, tmp_path):
     artifact.save(tmp_path / "out")
     again = Calibration.load(tmp_path / "out")
     decider = DyVTE().bind(parts_of(mini.model), again)
-    assert (list(decider.candidates), decider.gate_width) == (list(range(2, 15)), 128)
+    assert (list(decider.candidates), decider.gate_width) == (list(range(3, 15)), 128)
     assert not any("bias" in name for name in again.others["dyvte"])
-    assert sum(weight.nbytes for weight in again.others["dyvte"].values()) == 13 * 4 * 128 * (2 * 128 + 2)
+    assert sum(weight.nbytes for weight in again.others["dyvte"].values()) == 12 * 4 * 128 * (2 * 128 + 2)
     assert artifact.provenance["dyvte"]["training"] == asdict(Training(width=128, bias=False))
     inputs = encode(mini, [(question.case.picture(), question.case.question) for question in QUESTIONS])
     with attach(mini.model, DyVTE(theta=1), again) as session:
@@ -114,10 +114,10 @@ def test_the_walk_finds_what_trying_all_finds(data, skip):
 def test_the_command_adds_to_the_artifact(tmp_path, capsys):
     arguments = ["--data", "drawn:2", "--out", str(tmp_path / "out")]
     assert cli.main(["calibrate", "--method", "vtw", "--eta", "100", *arguments]) == 0
-    assert '"exit_after": 2' in capsys.readouterr().out
+    assert '"exit_after": 3' in capsys.readouterr().out
     artifact = Calibration.load(tmp_path / "out")
     assert artifact.gate is not None
-    assert int(artifact.others["vtw"]["exit_after"]) == 2
+    assert int(artifact.others["vtw"]["exit_after"]) == 3
     assert artifact.provenance["vtw"]["data"] == ["drawn:2"]
     assert cli.main(["calibrate", "--method", "vtw", "--eta", "0", *arguments]) == 2
     assert "--eta must be above 0" in capsys.readouterr().err

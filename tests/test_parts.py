@@ -92,6 +92,13 @@ def test_text_features_by_hand():
     assert text_features(hidden, one).tolist() == [[0, 0, 5, 6]]
 
 
+def test_text_features_are_taken_where_the_states_are():
+    """A model over several devices: which tokens are text is known on the first, the states lie on another."""
+    text = torch.tensor([[False, True, True]])
+    features = text_features(torch.zeros(1, 3, 2, device="meta"), text)
+    assert (features.device.type, features.shape) == ("meta", (1, 4))
+
+
 def make_artifact():
     orders = torch.stack([torch.randperm(8) for _ in range(3)])
     return Calibration("abc", orders, Gate([1, 2], 4, 16), 0.4, 0.6, provenance={"cases": 3})

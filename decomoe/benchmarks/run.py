@@ -2,10 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor
 from tqdm import tqdm
 
 from ..ask import Loaded, encode
@@ -17,11 +15,10 @@ from .base import Case
 
 @dataclass(frozen=True)
 class Outcome:
-    """An answer, its trace, and (vocabulary,) the logits that chose its first token."""
+    """An answer and its trace."""
 
     answer: str
     trace: Trace
-    first_logits: Tensor
 
 
 def run(
@@ -39,20 +36,13 @@ def run_batch(loaded: Loaded, cases: Sequence[Case], method: Method, max_new_tok
     """Ask `cases` in one batch."""
     inputs = encode(loaded, [(case.picture(), case.question) for case in cases])
     with loaded.lock, torch.inference_mode(), attach(loaded.model, method, loaded.calibration) as session:
-        out: Any = session.generate(
-            inputs,
-            max_new_tokens=max_new_tokens,
-            do_sample=False,
-            return_dict_in_generate=True,
-            output_logits=True,
-        )
+        ids = session.generate(inputs, max_new_tokens=max_new_tokens, do_sample=False)
         traces = session.traces()
-    ids = out.sequences[:, inputs["input_ids"].shape[1] :].cpu()
-    first_logits = out.logits[0].float().cpu()
+    ids = ids[:, inputs["input_ids"].shape[1] :].cpu()
     outcomes = []
     for row, (case, trace) in enumerate(zip(cases, traces, strict=True)):
         tokens = ids[row, : trace.tokens.generated]
         answer = loaded.processor.tokenizer.decode(tokens, skip_special_tokens=True).strip()
         trace.question, trace.answer = case.question, answer
-        outcomes.append(Outcome(answer, trace, first_logits[row]))
+        outcomes.append(Outcome(answer, trace))
     return outcomes

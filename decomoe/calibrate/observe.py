@@ -134,8 +134,8 @@ def observe(loaded: Loaded, batch: Sequence[Question], plan: Plan) -> Observed:
         mass = _text_mass(loaded, prefill) if plan.orders is None else torch.zeros(len(batch), 0, 0)
     right, same, nll, cost = torch.stack([*table, dense.expand(-1, copies, -1)], 1).unbind(-1)
     text = prefill.cache.text_after_image if plan.after_image else prefill.cache.text
-    features = [text_features(prefill.states[layer], text) for layer in plan.candidates]
-    return Observed(torch.stack(features, 1).cpu(), right.bool(), same.bool(), nll, cost, mass)
+    features = [text_features(prefill.states[layer], text).cpu() for layer in plan.candidates]
+    return Observed(torch.stack(features, 1), right.bool(), same.bool(), nll, cost, mass)
 
 
 def _middle(loaded: Loaded) -> int:

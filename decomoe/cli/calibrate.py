@@ -102,6 +102,8 @@ def _calibrate_other(options: argparse.Namespace) -> int:
 
 def _check_calibrate(options: argparse.Namespace) -> None:
     check_counts(options, "every", "max_new_tokens", "batch")
+    if options.out.is_file():
+        raise ValueError(f"--out is a folder for the artifact, and '{options.out}' is a file.")
     for name in ("retain", "confidence"):
         if (value := getattr(options, name)) is not None and not 0 < value < 1:
             raise ValueError(f"--{name} must be above 0 and below 1, not {value}.")

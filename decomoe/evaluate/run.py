@@ -190,7 +190,7 @@ def _mean_prefix_after_exit(trace: Trace) -> float | None:
     """Mean experts kept in layers that run after the exit, the paper's "prefix"; None where there are none."""
     if trace.exit_after is None:
         return None
-    layers = [layer for layer in range(trace.exit_after + 1, trace.layers) if trace.routes.prefill[layer]]
+    layers = [layer for layer in trace.expert_layers if layer > trace.exit_after]
     kept = [step[layer] for step in (trace.prefix.prefill, *trace.prefix.decode) for layer in layers]
     return sum(trace.experts if m is None else m for m in kept) / len(kept) if kept else None
 
