@@ -72,12 +72,14 @@ class Session:
         """A cache for this prompt (B, S), left padded; pass it to `generate` or to the model as `cache`.
 
         Raises:
-            ValueError: several rows without a mask that tells their padding.
+            ValueError: several rows without a mask that tells their padding, or padding on the right.
         """
         if attention_mask is None:
             if len(input_ids) > 1:
                 raise ValueError("Several rows need an attention_mask that tells padding from text.")
             attention_mask = torch.ones_like(input_ids)
+        if bool((attention_mask.diff(dim=1) < 0).any()):
+            raise ValueError("Rows must be padded on the left; give the processor padding_side='left'.")
         visual = torch.isin(input_ids, torch.tensor(self.parts.visual_token_ids, device=input_ids.device))
         return self._start(LayoutCache(self.parts.config, visual, attention_mask))
 
@@ -165,7 +167,13 @@ class Session:
         return ids, logits
 
     def traces(self, generated: int | None = None) -> list[Trace]:
-        """What happened to each row of the last batch, up to its end token, or to so many `generated` tokens."""
+        """What happened to each row of the last batch, up to its end token, or to so many `generated` tokens.
+
+        Raises:
+            ValueError: nothing was asked yet.
+        """
+        if self.record is None:
+            raise ValueError("Nothing was asked in this session yet; generate first.")
         traces = []
         for row in range(len(self.record.exits)):
             trace = self.record.trace(row, generated)

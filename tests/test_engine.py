@@ -389,6 +389,11 @@ def test_calibration_of_another_model_is_refused(family):
         pass
 
 
+def test_no_traces_before_the_first_question(model):
+    with attach(model, Dense()) as session, pytest.raises(ValueError, match="generate first"):
+        session.traces()
+
+
 def test_foreign_caches_and_beams_are_refused(model):
     inputs = inputs_for(model, PROMPTS[0])
     with attach(model, Dense()) as session:
@@ -400,6 +405,8 @@ def test_foreign_caches_and_beams_are_refused(model):
             session.generate(inputs, max_new_tokens=1, do_sample=True, num_return_sequences=2)
         two = inputs_for(model, *PROMPTS[:2])
         del two["attention_mask"]
+        with pytest.raises(ValueError, match="on the left"):
+            session.new_cache(inputs["input_ids"], torch.tensor([[1] * (inputs["input_ids"].shape[1] - 1) + [0]]))
         with pytest.raises(ValueError, match="attention_mask"):
             session.generate(two, max_new_tokens=1)
         with pytest.raises(ValueError, match="beam"):

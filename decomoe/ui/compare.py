@@ -62,7 +62,7 @@ class Row:
     @classmethod
     def of(cls, method: str, trace: Trace, dense: str | None) -> "Row":
         """The row of one trace; `dense` is the dense model's answer, if it is known."""
-        layers = [layer for layer, mass in enumerate(trace.mass["text"]) if mass is not None]  # those with experts
+        layers = trace.expert_layers
         steps = len(trace.routes.decode)
         routes = sum(step[layer] for step in (trace.routes.prefill, *trace.routes.decode) for layer in layers)
         return cls(

@@ -68,7 +68,7 @@ def gate_figure(trace: Trace, predicted: bool = False) -> Figure:
 def prefix_figure(trace: Trace, predicted: bool = False) -> Figure:
     """Experts kept per layer: bars for the prefill, dots for the decode step at hand; dense is all of them."""
     layers = list(range(trace.layers))
-    some = [routes > 0 for routes in trace.routes.prefill]  # no bar at a layer without experts
+    some = [layer in trace.expert_layers for layer in layers]  # no bar at a layer without experts
     kept = [(m or trace.experts) * some[layer] for layer, m in enumerate(trace.prefix.prefill)]
     words = [
         f"In layer {layer} the prefill {'would use' if predicted else 'used'} {m} of {trace.experts} experts<br>"
@@ -106,7 +106,7 @@ def prefix_figure(trace: Trace, predicted: bool = False) -> Figure:
 
 def latest_prefix(trace: Trace, kept: Sequence[int | None]) -> list[Figure]:
     """Dots over `prefix_figure`: what the latest token's forward kept."""
-    some = [routes > 0 for routes in trace.routes.prefill]
+    some = [layer in trace.expert_layers for layer in range(trace.layers)]
     dots = {
         "x": list(range(trace.layers)),
         "y": [(m or trace.experts) if some[layer] else None for layer, m in enumerate(kept)],
