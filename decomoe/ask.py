@@ -88,8 +88,8 @@ def load(
     if artifact is not None:
         artifact.check(parts)
         permute_experts(parts, artifact.orders)
-    if artifact.gate is not None:
-        artifact.gate.to(model.device)
+        if artifact.gate is not None:
+            artifact.gate.to(parts.text_model.device)
     return Loaded(model, processor, artifact)
 
 
