@@ -21,7 +21,7 @@ from torch import nn
 from decomoe import cli
 from decomoe.ask import MINI, Loaded, encode
 from decomoe.benchmarks import Benchmark, Case, run
-from decomoe.calibrate import Question, Settings, Training, calibrate, gate_candidates, store
+from decomoe.calibrate import Question, Settings, Training, calibrate, gate_candidates, hindsight, store
 from decomoe.calibrate.data import GUARANTEED, load_questions, split
 from decomoe.calibrate.guarantee import (
     NEVER,
@@ -33,7 +33,7 @@ from decomoe.calibrate.guarantee import (
     passing,
     replay,
 )
-from decomoe.calibrate.observe import Plan, observe
+from decomoe.calibrate.observe import Observed, Plan, observe
 from decomoe.calibrate.savb import label, train_gate
 from decomoe.calibration import Calibration, fingerprint
 from decomoe.families import parts_of
@@ -297,6 +297,17 @@ def test_from_end_to_end(mini, tmp_path):
     torch.testing.assert_close(again.mass, mass)
     measured = again.provenance["measured"]["tune"]
     assert measured["accuracy"] >= 0.98 * measured["dense_accuracy"]
+
+
+def test_hindsight_by_hand():
+    """Two questions, two exits and dense, two shares: the cheapest that keeps, and dense if none does."""
+    right = torch.tensor([[[1, 0], [1, 1], [1, 1]], [[0, 0], [0, 0], [0, 0]]]).bool()
+    cost = torch.tensor([[[0.5, 0.4], [0.7, 0.6], [1.0, 1.0]], [[0.5, 0.4], [0.7, 0.6], [0.9, 0.8]]])
+    nothing = torch.zeros(0)
+    seen = Observed(nothing, right, ~right, nothing, cost, nothing)
+    assert hindsight(seen, "right", 0) == pytest.approx((0.5 + 0.9) / 2)
+    assert hindsight(seen, "right", 1) == pytest.approx((0.6 + 0.8) / 2)
+    assert hindsight(seen, "same", 0) == pytest.approx((1.0 + 0.5) / 2)
 
 
 @pytest.mark.parametrize("wanted", ["right", "same"])

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from accelerate import PartialState
 from torch import Tensor
 
@@ -128,7 +129,10 @@ def calibrate(
         "gate_loss": losses,
         "measured": {
             name: {of: values[chosen].item() for of, values in part.items()}
-            | {"dense_accuracy": part["accuracy"][-1].item()}
+            | {
+                "dense_accuracy": part["accuracy"][-1].item(),
+                "hindsight": hindsight(seen[name], settings.label, chosen % len(shares)),
+            }
             for name, part in means.items()
         },
         "guarantee": guarantee,
@@ -155,6 +159,15 @@ def _replayed(seen: Observed, gate: Gate) -> dict[str, Tensor]:
     p_exit = readings(gate, seen.features)
     tables = {"cost": seen.cost, "agreement": seen.same, "accuracy": seen.right}
     return {name: replay(table, p_exit).double().mean(1) for name, table in tables.items()}
+
+
+def hindsight(seen: Observed, label: str, share: int) -> float:
+    """Mean cost if every question took its cheapest exit that keeps the answer, else none: no gate can be cheaper
+    without losing answers. `share` is the place of p among those observed.
+    """
+    kept = (seen.right if label == "right" else seen.same)[..., share].clone()
+    kept[:, -1] = True
+    return seen.cost[..., share].where(kept, torch.inf).amin(1).mean().item()
 
 
 def _configuration(index: int, shares: Sequence[float]) -> tuple[float, float]:

@@ -124,7 +124,8 @@ def calibration_summary(artifact: "Calibration") -> str:
     lines = [
         f"theta {artifact.theta}, p {artifact.p}: on the {sizes[part]} questions of part '{part}' "
         f"{measured['agreement']:.1%} of answers are the dense model's; accuracy {measured['accuracy']:.3f} "
-        f"(dense {measured['dense_accuracy']:.3f}) at {measured['cost']:.2f} of its executed FLOPs."
+        f"(dense {measured['dense_accuracy']:.3f}) at {measured['cost']:.2f} of its executed FLOPs. "
+        f"With hindsight, each question's earliest fine exit, it would be {measured['hindsight']:.2f}."
     ]
     if not guarantee:
         lines.append("theta was chosen on these questions, which flatters it.")
