@@ -184,7 +184,8 @@ def test_recorded_examples_answer_without_the_model(page, loaded, monkeypatch):
         expect(page.locator("[data-state=replaying]")).to_be_attached()
 
 
-def test_while_the_model_loads_examples_answer_and_questions_wait(context, loaded, picture, monkeypatch):
+def test_while_the_model_loads_examples_answer_and_questions_wait(context, loaded, picture, tmp_path, monkeypatch):
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))  # when it closes it clears its folder
     monkeypatch.setattr(hosting, "load", lambda *where: loaded)
     host = hosting.Host()
     demo = build(host)
