@@ -83,9 +83,13 @@ def search(lines: Iterable[Record]) -> list[Found]:
         by_picture[question.line["group"]].append(question)
     trios = [trio for questions in by_picture.values() if (trio := apart(questions))]
     if trios:
-        best = max(trios, key=lambda trio: trio[-1].depth - trio[0].depth)
-        found.append(Found("One picture, three questions, three boundaries", best))
+        found.append(Found("One picture, three questions, three boundaries", max(trios, key=_variety)))
     return found
+
+
+def _variety(trio: Sequence[Telling]) -> tuple[int, int]:
+    """How many exits the gate takes, and how far the boundaries lie apart."""
+    return len({question.line.get("predicted") for question in trio}), trio[-1].depth - trio[0].depth
 
 
 def found_in(results: Path, benchmarks: Iterable[Benchmark]) -> list[Found]:
