@@ -17,9 +17,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .calibration import Calibration
-from .families import Parts
 from .methods import Method
-from .runtime import attach
+from .runtime import Session, attach
 
 # "method" is what the method itself costs: gate, cuts and expert prefixes. "dispatch" is all that an experts
 # implementation does around its matrix products: sorting and gathering tokens, weighting and summing results.
@@ -137,19 +136,28 @@ class _Products(TorchDispatchMode):
 
 
 @contextmanager
-def _watched(parts: Parts, watch: _Stopwatch) -> Iterator[None]:
-    """Hooks that only look; to be entered after a method is attached, so that its hooks lie between them."""
+def _watched(session: Session, watch: _Stopwatch) -> Iterator[None]:
+    """Hooks that only look; to be entered after a method is attached, so that its hooks lie between them.
+
+    Those at layers come and go, so what they do is watched itself.
+    """
+    parts, enter = session.parts, session.enter
     with ExitStack() as stack:
+
+        def timed_enter(layer: int, *args: Any) -> Any:
+            watch.start("method", layer)
+            try:
+                return enter(layer, *args)
+            finally:
+                watch.stop()
+
+        session.hook_layers(())
+        session.enter = timed_enter  # type: ignore[method-assign]
 
         def around(module: nn.Module, part: str, layer: int | None) -> None:
             hook = module.register_forward_pre_hook(partial(watch.start, part, layer))
             stack.callback(hook.remove)
             stack.callback(module.register_forward_hook(watch.stop, always_call=True).remove)
-
-        def around_pre_hooks(module: nn.Module, layer: int) -> None:
-            first = module.register_forward_pre_hook(partial(watch.start, "method", layer), prepend=True)
-            stack.callback(first.remove)
-            stack.callback(module.register_forward_pre_hook(watch.stop).remove)
 
         def around_router(router: nn.Module, layer: int) -> None:
             pre = router.register_forward_pre_hook(partial(watch.start, "router", layer))
@@ -173,9 +181,11 @@ def _watched(parts: Parts, watch: _Stopwatch) -> Iterator[None]:
         stack.callback(parts.model.register_forward_hook(watch.next_forward).remove)
         for tower in parts.vision:
             around(tower, "vision", None)
-        around_pre_hooks(parts.text_model.norm, len(parts.layers) - 1)
+        norm, last = parts.text_model.norm, len(parts.layers) - 1
+        first = norm.register_forward_pre_hook(partial(watch.start, "method", last), prepend=True)
+        stack.callback(first.remove)
+        stack.callback(norm.register_forward_pre_hook(watch.stop).remove)
         for index, layer in enumerate(parts.layers):
-            around_pre_hooks(layer, index)
             around(layer, "other", index)
             around(layer.get_submodule(parts.family.attention), "attention", index)
             if parts.routers[index] is not None:
@@ -204,7 +214,7 @@ def profile(
     with attach(model, method, calibration) as session, torch.inference_mode():
         session.generate(inputs, **options)
         watch = _Stopwatch(model.device)
-        with _watched(session.parts, watch):
+        with _watched(session, watch):
             watch.split()
             watch.spans, began = [], watch.since
             session.generate(inputs, **options)

@@ -265,7 +265,7 @@ class Session:
         if self.decider.purge and last >= 0:
             exited = torch.tensor([exit_after is not None for exit_after in exits], device=self.cache.visual.device)
             self.cache.purge(range(last + 1), self.cache.visual & exited.unsqueeze(1))
-        self._watch([layer for layer, layout in enumerate(self.cache.layouts) if layout is not self.cache.full])
+        self.hook_layers([layer for layer, layout in enumerate(self.cache.layouts) if layout is not self.cache.full])
         return (hidden,)
 
     # --- their parts -----------------------------------------------------------------------------------------------
@@ -277,14 +277,14 @@ class Session:
         self.states: dict[int, Tensor] = {}
         self.watched: dict[int, Watched] = {}
         self.rotary: tuple[Any, ...] = (None,)
-        self._watch(range(len(self.parts.layers)))
+        self.hook_layers(range(len(self.parts.layers)))
         return cache
 
     def _check_stop(self) -> None:
         if self.stop is not None and self.stop.is_set():
             raise Stopped
 
-    def _watch(self, layers: Collection[int]) -> None:
+    def hook_layers(self, layers: Collection[int]) -> None:
         """Have `enter` called before these layers only: a hook costs a decode step more than what it does."""
         for layer in self.hooks.keys() - set(layers):
             self.hooks.pop(layer).remove()
