@@ -152,7 +152,7 @@ def _watched(session: Session, watch: _Stopwatch) -> Iterator[None]:
                 watch.stop()
 
         session.hook_layers(())
-        session.enter = timed_enter  # type: ignore[method-assign]
+        session.enter = timed_enter  # type: ignore[assignment]
 
         def around(module: nn.Module, part: str, layer: int | None) -> None:
             hook = module.register_forward_pre_hook(partial(watch.start, part, layer))
