@@ -162,8 +162,8 @@ def _replayed(seen: Observed, gate: Gate) -> dict[str, Tensor]:
 
 
 def hindsight(seen: Observed, label: str, share: int) -> float:
-    """Mean cost if every question took its cheapest exit that keeps the answer, else none: no gate can be cheaper
-    without losing answers. `share` is the place of p among those observed.
+    """Mean cost if every question left at its cheapest exit that keeps the answer, and not at all where none does: the
+    labels followed without a mistake, but for their limit on the NLL. `share` is the place of p among those observed.
     """
     kept = (seen.right if label == "right" else seen.same)[..., share].clone()
     kept[:, -1] = True
