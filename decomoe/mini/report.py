@@ -49,8 +49,8 @@ Aimed at and not reached: 95 % of easy-VQA, 85 % of drawn questions with no kind
 presence, 65 % of photos, and 97.9 % retention at 0.62 of dense's FLOPs. Accuracy rose to the end, so more of the same
 training would help first; each photo has been seen about four times, where small vision models need tens of epochs.
 The FLOPs can't be reached by the paper's labels: a gate that followed them without a mistake, every question leaving at
-the earliest exit that keeps a right answer, would cost {hindsight:.2f} (`calibrate` tells so). A quarter of the questions
-is answered wrongly, and these labels keep the picture for all of those; `--label same` lets them go too.
+the earliest exit that keeps a right answer, would cost {hindsight:.2f} (`calibrate` tells so). A quarter of the
+questions is answered wrongly, and these labels keep the picture for all of those; `--label same` lets them go too.
 
 ## Calibration
 `decomoe calibrate --data {data}{options}`: {parts}. theta {theta}, p {p}.
