@@ -356,8 +356,7 @@ class Session:
             decode.start(self.cache, position[-3:] if position.ndim == 3 else position, room, limits)
 
         def step(chosen: Tensor) -> Tensor:
-            if self.stop is not None and self.stop.is_set():
-                raise Stopped
+            self._check_stop()
             logits, routed = decode.step(chosen)
             self.record.add_step(routed, limits)
             return logits

@@ -78,12 +78,7 @@ Orders and shares of the experts (the paper's Tables 5 and 6) and all methods at
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--results",
-        type=Path,
-        default=Path("results/mini"),
-        help="what `decomoe evaluate` wrote",
-    )
+    parser.add_argument("--results", type=Path, default=Path("results/mini"), help="what `decomoe evaluate` wrote")
     parser.add_argument("--limit", type=int, help="questions of each benchmark")
     parser.add_argument("--cases", type=Path, help="the forced exits of drawn-pictures that `decomoe collect` wrote")
     parser.add_argument("--log", type=Path, default=Path("work/mini/log.jsonl"), help="of the training")
