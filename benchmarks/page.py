@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from PIL import Image
 
-from decomoe.ask import ask
+from decomoe.ask import Answer, Loaded, stream
 from decomoe.images import load_image
-from decomoe.methods import DecoMoE, Dense
+from decomoe.methods import DecoMoE, Dense, Method
 from decomoe.ui.ask import _run
 from decomoe.ui.hosting import Host
 from decomoe.ui.page import build, launch_options
@@ -42,6 +43,13 @@ def visit(url: str, handler: int, data: list[Any], number: int) -> list[list[flo
     raise RuntimeError("the page gave no answer")
 
 
+def unwatched(loaded: Loaded, picture: Image.Image, method: Method, tokens: int) -> list[float]:
+    """The times of an answer's tokens that is made in a thread as on the page, while nobody looks."""
+    *_, answer = stream(loaded, picture, QUESTION, method, max_new_tokens=tokens, pace_s=3600)
+    assert isinstance(answer, Answer)
+    return answer.trace.token_times_s
+
+
 def main() -> None:
     """Measure, and print a line a method."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -63,10 +71,7 @@ def main() -> None:
             began = time.process_time()
             watched = visitor.apply(visit, (url, handler._id, data, number))
             middle = time.process_time()
-            alone = [
-                ask(loaded, picture, QUESTION, method, max_new_tokens=options.tokens).trace.token_times_s
-                for method in (Dense(), DecoMoE())
-            ]
+            alone = [unwatched(loaded, picture, method, options.tokens) for method in (Dense(), DecoMoE())]
             spent = (middle - began) / (time.process_time() - middle)
             if number:
                 found.append([*map(tpot, watched), *map(tpot, alone), spent])

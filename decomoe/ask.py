@@ -1,6 +1,5 @@
 """Ask one question about one picture: text, streamed, and the trace of what happened."""
 
-import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +24,7 @@ from .runtime import Session, Stopped, attach
 from .trace import GateReading, Trace
 
 MINI = Path(__file__).parents[1] / "assets" / "mini"
+WATCHING = 0.05  # the largest share of the time that watching may take
 
 
 @dataclass
@@ -269,35 +269,43 @@ def _readings(session: Session, calibration: Calibration) -> list[GateReading]:
     ]
 
 
-def stream(*args: Any, beat_s: float | None = None, **options: Any) -> Iterator[Token | Answer | None]:
-    """`ask` as a generator: every `Token`, and the `Answer` at the end.
+def stream(
+    *args: Any, pace_s: float = 0.1, stop: threading.Event | None = None, **options: Any
+) -> Iterator[Token | Answer | None]:
+    """`ask` as a generator: every `pace_s` seconds the latest `Token`, None if there is no new one; last, the `Answer`.
 
-    Closing it stops the answer within a layer; but a generator can't be closed while it waits, so with `beat_s` it
-    also gives None whenever that many seconds pass without a token. An error in `ask` is raised here.
+    Whoever looks in between takes the interpreter from the run; so the pace slackens until what is done with the
+    tokens takes no more than `WATCHING` of the time. Closing the generator, or setting `stop`, stops the answer within
+    a layer. An error in `ask` is raised here.
     """
-    events: queue.Queue[Token | Answer | BaseException] = queue.Queue()
-    stop = threading.Event()
+    latest: Token | None = None
+    result: list[Answer | BaseException] = []
+    stop, shown, pause = stop or threading.Event(), None, pace_s
+
+    def on_token(token: Token) -> None:
+        nonlocal latest
+        latest = token
 
     def work() -> None:
         try:
-            events.put(ask(*args, on_token=events.put, stop=stop, **options))
+            result.append(ask(*args, on_token=on_token, stop=stop, **options))
         except BaseException as error:
-            events.put(error)
+            result.append(error)
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     try:
         while True:
-            try:
-                event = events.get(timeout=beat_s)
-            except queue.Empty:
-                yield None
-                continue
-            if isinstance(event, BaseException):
-                raise event
-            yield event
-            if isinstance(event, Answer):
-                return
+            thread.join(pause)
+            if result:
+                break
+            token, began = latest, time.monotonic()
+            yield None if token is shown else token
+            shown, pause = token, max(pace_s, (time.monotonic() - began) / WATCHING)
     finally:
-        stop.set()
+        if not result:
+            stop.set()
         thread.join()
+    if isinstance(result[0], BaseException):
+        raise result[0]
+    yield result[0]

@@ -59,6 +59,7 @@ class Record:
         limits: per forward, {layer: Limit} until `limited_in` reduces them.
         chosen: per forward, {layer: (tokens, k)}, the experts that were run, index E for none.
         routed: per forward, {layer: Routing} until `mass_in` reduces it, so that a forward pays nothing for it.
+        idle: per forward, {layer: output of a router} that nothing limits in decode, until `_settle` makes both of it.
     """
 
     def __init__(self, parts: Parts, cache: LayoutCache) -> None:
@@ -72,6 +73,7 @@ class Record:
         self._limited: list[dict[int, Tensor]] = []
         self.chosen: list[dict[int, Tensor]] = []
         self.routed: list[dict[int, Routing]] = []
+        self.idle: list[dict[int, tuple[Tensor, Tensor, Tensor]]] = []
         self._reduced: list[dict[int, dict[str, Tensor]]] = []
         self._lock = threading.Lock()  # the page looks from another thread
 
@@ -81,6 +83,7 @@ class Record:
         self._limited.append({})
         self.chosen.append({})
         self.routed.append({})
+        self.idle.append({})
         self._reduced.append({})
 
     def add_step(self, routed: Sequence[Tensor], limits: Limits | None) -> None:
@@ -91,14 +94,26 @@ class Record:
         """
         self.new_step()
         layers = [layer for layer, router in enumerate(self.parts.routers) if router is not None]
-        slots = partial(self.cache.slots, None, routed[0].device)
         steps = zip(*(values.unbind() for values in routed), strict=True)
         for layer, (logits, scores, indices, chosen, length) in zip(layers, steps, strict=True):
-            state = Routing(layer, True, self.exits, (logits, scores, indices), slots)
+            if limits is None or layer not in limits.layers:
+                self.idle[-1][layer] = logits, scores, indices
+                continue
+            state = self._routing(layer, (logits, scores, indices))
+            prefix = Prefix(length, limits.rank[layer], limits.reroute)
             self.routed[-1][layer], self.chosen[-1][layer] = state, chosen
-            if limits is not None and layer in limits.layers:
-                prefix = Prefix(length, limits.rank[layer], limits.reroute)
-                self.limits[-1][layer] = Limit(state, prefix, None)
+            self.limits[-1][layer] = Limit(state, prefix, None)
+
+    def _routing(self, layer: int, output: tuple[Tensor, Tensor, Tensor]) -> Routing:
+        """Of one layer in a decode step."""
+        return Routing(layer, True, self.exits, output, partial(self.cache.slots, None, output[0].device))
+
+    def _settle(self, forward: int) -> None:
+        """Note of a finished forward's idle routers what is noted of others; call it with the lock."""
+        idle = self.idle[forward]
+        for layer, output in idle.items():
+            self.routed[forward][layer], self.chosen[forward][layer] = self._routing(layer, output), output[2]
+        idle.clear()
 
     def end_prefill(self) -> None:
         """The prefill is over; the cache may still be purged."""
@@ -128,6 +143,7 @@ class Record:
     def mass_in(self, forward: int) -> dict[int, dict[str, Tensor]]:
         """`mass` of one finished forward; the run may go on meanwhile."""
         with self._lock:
+            self._settle(forward)
             routed, reduced = self.routed[forward], self._reduced[forward]
             for layer, state in routed.items():
                 kinds = {"visual": state.visual, "text": state.live & ~state.visual}
@@ -144,7 +160,9 @@ class Record:
         """Per forward and layer, how many experts had at least one route; 0 at layers without experts."""
         experts, layers = self.parts.config.num_experts, range(len(self.parts.layers))
         used = []
-        for chosen in self.chosen:
+        for forward, chosen in enumerate(self.chosen):
+            with self._lock:
+                self._settle(forward)
             found = {layer: indices.unique() for layer, indices in chosen.items()}
             used.append([int((found[layer] < experts).sum()) if layer in found else 0 for layer in layers])
         return used
@@ -199,6 +217,8 @@ class Record:
     def ran(self, row: int, step: int) -> list[list[int]]:
         """Places of the experts that one finished forward ran for a row's last token, per layer."""
         experts, chosen = self.parts.config.num_experts, self.chosen[step]
+        with self._lock:
+            self._settle(step)
         last = [
             chosen[layer].unflatten(0, (len(self.exits), -1))[row, -1].tolist() if layer in chosen else []
             for layer in range(len(self.live))

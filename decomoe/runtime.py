@@ -228,6 +228,9 @@ class Session:
 
     def route(self, layer: int, module: nn.Module, args: tuple, output: tuple[Tensor, Tensor, Tensor]) -> tuple | None:
         """Hook of a router: record its mass, then limit it to the prefix or the routes that the method leaves."""
+        if self.idle:
+            self.record.idle[-1][layer] = output
+            return None
         logits, scores, indices = output
         layout = None if self.decoding else self.cache.layouts[layer]
         slots = partial(self.cache.slots, layout, logits.device)
@@ -261,6 +264,7 @@ class Session:
         self.record.end_prefill()
         self.watched.clear()
         exits = self.record.exits
+        self.idle = self.decider.is_idle(exits)
         last = max((exit_after for exit_after in exits if exit_after is not None), default=-1)
         if self.decider.purge and last >= 0:
             exited = torch.tensor([exit_after is not None for exit_after in exits], device=self.cache.visual.device)
@@ -273,7 +277,7 @@ class Session:
     def _start(self, cache: LayoutCache) -> LayoutCache:
         """A batch of questions starts on `cache`."""
         self.cache, self.record, self.deepstack = cache, Record(self.parts, cache), []
-        self.decoding = False
+        self.decoding = self.idle = False
         self.states: dict[int, Tensor] = {}
         self.watched: dict[int, Watched] = {}
         self.rotary: tuple[Any, ...] = (None,)

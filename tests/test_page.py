@@ -1,8 +1,10 @@
 """The page in a real browser, on the shipped mini model."""
 
+import base64
 import csv
 import json
 import threading
+import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -32,6 +34,14 @@ def endless(loaded, monkeypatch):
     monkeypatch.setattr(loaded.model.generation_config, "eos_token_id", None)
 
 
+@pytest.fixture
+def slow(loaded):
+    """Tokens that take long enough for a browser to show what comes in between."""
+    handle = loaded.model.register_forward_pre_hook(lambda *_: time.sleep(0.05))
+    yield
+    handle.remove()
+
+
 WATCH = """
 window.seen = {dense: [], decomoe: []};
 window.states = [];
@@ -49,7 +59,7 @@ new MutationObserver(look).observe(root, {subtree: true, childList: true, charac
 """
 
 
-def test_both_answers_stream_and_are_replayed_side_by_side(page, picture):
+def test_both_answers_stream_and_are_replayed_side_by_side(page, picture, slow):
     upload(page, picture)
     page.evaluate(WATCH)
     ask(page, "Describe the picture.")
@@ -139,6 +149,39 @@ def test_stop_keeps_what_has_come(page, picture, endless):
     expect(answer(page, "dense")).not_to_be_empty()
     expect(page.locator("#answers [role=status]")).to_have_text("Stopped.")
     expect(page.locator("#decomoe-answer .pane-note")).to_be_empty()  # it has not come to its end
+
+
+def test_stop_reaches_the_run_itself(site, picture, endless):
+    """It does not wait for the next thing to be shown; and who does not know the run's name can't stop it."""
+    handler = next(f for f in site.page.fns.values() if getattr(f.fn, "func", None) is tab._run)
+    image = "data:image/png;base64," + base64.b64encode(picture.read_bytes()).decode()
+    knobs = [block.value for block in handler.inputs[5:]]
+    run = handler.fn(image, "Describe the picture.", {}, "dense", 256, *knobs)
+    shown = next(run)[0]
+    assert tab._stopped({**shown, "run": "1"})["state"] == "stopped"
+    assert next(run)[0]["state"] == "running"
+    assert tab._stopped(shown)["status"] == "Stopped."
+    assert list(run) == []
+    assert not site.loaded.lock.locked()
+    assert tab._running == {}
+
+
+def test_who_waits_sees_his_place(context, address, picture, loaded):
+    pages = [opened(context.new_page(), address) for _ in range(2)]
+    with loaded.lock:  # the first one's answer takes long
+        for page, state in zip(pages, ("running", "empty"), strict=True):
+            upload(page, picture)
+            ask(page, "Where is the camel?")
+            expect(page.locator(f"#answers [data-state={state}]")).to_be_attached()
+        place = pages[1].locator("#line")
+        expect(place).to_contain_text("queue: 1/1")
+        button, below = (pages[1].get_by_role("button", name=name).bounding_box() for name in ("Stop", "Draw a fresh"))
+        words = place.locator(".progress-text").bounding_box()
+        assert button["y"] + button["height"] <= words["y"] and words["y"] + words["height"] <= below["y"]
+    for page in pages:
+        finished(page)
+        expect(page.locator("#line")).not_to_contain_text("queue")
+        page.close()
 
 
 def test_closing_the_tab_frees_the_model(context, address, picture, loaded, endless, monkeypatch):
@@ -320,7 +363,7 @@ setInterval(() => {
 """
 
 
-def test_long_answers_are_no_load(page, picture, endless):
+def test_long_answers_are_no_load(page, picture, endless, slow):
     """Two answers of 96 tokens, with all charts, take not more than 3 MB; prefixes and routes move with the tokens."""
     upload(page, picture)
     page.evaluate(DOTS)

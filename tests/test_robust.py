@@ -421,7 +421,7 @@ def test_the_line_has_an_end(site, visitor, path):
     assert codes[:32] == [200] * 32
     assert set(codes[33:]) == {503}
     assert "full" in answers[-1].text
-    wait_for(lambda: visitor.post("gradio_api/call/ask", json=empty).status_code == 200)
+    wait_for(lambda: visitor.call("ask", image=path, question="?", max_new_tokens=1)[0])
 
 
 def test_an_answer_stays_with_who_asked(site, visitor, path):

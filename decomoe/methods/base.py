@@ -281,13 +281,17 @@ class Decider:
         """The routes that stay, or None for all."""
         return None
 
+    def is_idle(self, exits: Sequence[int | None]) -> bool:
+        """Whether `prefix` and `routes` will always say None in decode, after a prefill with these `exits`."""
+        return type(self).prefix is Decider.prefix and type(self).routes is Decider.routes
+
     def limits(self, exits: Sequence[int | None]) -> Limits | None:
         """What `prefix` and `routes` will say in decode, after a prefill with these `exits`; None if they say None.
 
         Raises:
             ValueError: it can't be told beforehand.
         """
-        if type(self).prefix is not Decider.prefix or type(self).routes is not Decider.routes:
+        if not self.is_idle(exits):
             raise ValueError("This method chooses routes token by token, which compiled decode can't follow.")
         return None
 

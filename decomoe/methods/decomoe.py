@@ -167,6 +167,9 @@ class DecoMoEDecider(Decider):
             length = length.where(torch.tensor(limited, device=length.device), self.experts)
         return Prefix(length, rank, self.method.outside == "reroute")
 
+    def is_idle(self, exits: Sequence[int | None]) -> bool:
+        return self.rank is None or all(exit_after is None for exit_after in exits)
+
     def limits(self, exits: Sequence[int | None]) -> Limits | None:
         if self.rank is None:
             return None

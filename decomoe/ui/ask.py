@@ -1,8 +1,8 @@
 """The Ask tab: a picture, a question, the dense and the DecoMoE answer, and what was cut."""
 
-import itertools
 import random
-import time
+import secrets
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
@@ -22,7 +22,7 @@ from . import panes
 from .chart import chart
 from .common import sentence
 from .guard import MAX_TOKENS, read_number, read_picture, read_question
-from .hosting import BEAT_S, LOADING, Host, on_gpu
+from .hosting import LOADING, Host, on_gpu
 from .plots import (
     cost_figure,
     gate_figure,
@@ -41,7 +41,6 @@ anything else, most photos too, its answers mean nothing."""
 PROFILED = 5  # tokens of a profiled answer
 TRY = 5  # questions offered about a fresh picture
 SAME: dict[str, Any] = {"latest": []}
-TEXT_S, PLOT_S = 0.1, 0.25  # how often text and plots are sent at most
 ORDERS = {"calibrated": "rcep", "native": "native", "random": "random"}
 OUTSIDE = {"re-pick inside the prefix": "reroute", "drop": "drop"}
 LAST: dict[str, Any] = {"trigger_mode": "always_last"}  # of a moving slider only where it stops counts
@@ -58,6 +57,7 @@ def tab(host: Host) -> None:
             with gr.Row():
                 go = gr.Button("Ask", variant="primary", min_width=80)
                 stop = gr.Button("Stop", min_width=80)
+            line = gr.HTML("", elem_id="line")
             fresh = gr.Button("Draw a fresh picture", visible=host.is_mini)
             tryouts = gr.Radio([], label="Questions to try", visible=False)
             if recorded:
@@ -89,7 +89,13 @@ def tab(host: Host) -> None:
     slow |= {"trigger_mode": "once"}
     quick: dict[str, Any] = {"queue": False, **hidden}
     asking = [picture, question, truths, baseline, length, *knobs]
-    asked = gr.on([question.submit, go.click], on_gpu(2, 96)(partial(_run, host)), asking, shown, **slow)
+    asked = gr.on(
+        [question.submit, go.click],
+        on_gpu(2, 96)(partial(_run, host)),
+        asking,
+        shown,
+        **slow | {"show_progress": "minimal", "show_progress_on": line},
+    )
     slow["show_progress"] = "minimal"
     profiling.click(
         on_gpu(4, PROFILED)(partial(_profile, host)), [picture, question, baseline, *knobs], [latency], **slow
@@ -170,7 +176,7 @@ def _method(
     )
 
 
-_runs = itertools.count(1)
+_running: dict[str, threading.Event] = {}  # what stops a run, by the name that only its own page knows
 
 
 def _run(
@@ -183,13 +189,16 @@ def _run(
     *knobs: Any,
 ) -> Iterator[tuple[Any, ...]]:
     """The baseline, then DecoMoE, each streaming; one after the other, because together neither time would be true."""
+    run, stop = secrets.token_hex(8), threading.Event()
+    _running[run] = stop
     try:
         picture, asked = read_picture(image), read_question(question)
         ours = _method(host, *knobs)
         first = METHODS[baseline]()
-        view = _View(host, (NAMES[baseline], "DecoMoE"))
+        view = _View(host, (NAMES[baseline], "DecoMoE"), run)
         for _ in host.waiting():
             yield view.loading()
+        yield view.token(None)  # so that the page knows what to stop
         for method in (first, ours):
             events: Any = stream(
                 host.loaded,
@@ -198,16 +207,19 @@ def _run(
                 method,
                 max_new_tokens=int(read_number("Length", length, 1, MAX_TOKENS)),
                 read_gate=first == Dense() and method is first,
-                beat_s=BEAT_S,
+                stop=stop,
             )
             with closing(events):
                 for event in events:
-                    out = view.answer(event, ours) if isinstance(event, Answer) else view.token(event)
-                    if out is not None:
-                        yield out
+                    if stop.is_set():
+                        return
+                    yield view.answer(event, ours) if isinstance(event, Answer) else view.token(event)
         yield view.done(truths.get(question.strip()), question)
     except Exception as error:
-        raise gr.Error(sentence(error), duration=None, print_exception=False) from error
+        if not stop.is_set():
+            raise gr.Error(sentence(error), duration=None, print_exception=False) from error
+    finally:
+        del _running[run]
 
 
 class _View:
@@ -216,33 +228,23 @@ class _View:
     A chart that stays as it is gets SAME and not `gr.skip()`, for which Gradio builds a component anew each time.
     """
 
-    def __init__(self, host: Host, titles: tuple[str, str]) -> None:
-        self.host, self.titles = host, titles
-        self.run = f"{next(_runs)}"
+    def __init__(self, host: Host, titles: tuple[str, str], run: str) -> None:
+        self.host, self.titles, self.run = host, titles, run
         self.traces: list[Trace] = []
         self.start: Trace | None = None  # of DecoMoE, as far as it has come
         self.status, self.text = f"{titles[0]} is answering.", ""
-        self.sent = {"text": 0.0, "plot": 0.0}
 
     def _out(self, gate: Any = SAME, prefix: Any = SAME, routing: Any = SAME, note: str = "") -> tuple[Any, ...]:
         dense = self.traces[0] if self.traces else None
         answers = panes.running(self.titles, dense, self.text, self.status, self.run, note)
         return answers, numbers(dense, None, self.titles[0]), gate, prefix, routing, SAME, None
 
-    def _due(self, what: str, every: float) -> bool:
-        """Whether it was last sent long enough ago; if so it counts as sent."""
-        now = time.monotonic()
-        due = now - self.sent[what] >= every
-        if due:
-            self.sent[what] = now
-        return due
-
     def loading(self) -> tuple[Any, ...]:
         """The model is not there yet."""
         return self._out(note=LOADING)
 
-    def token(self, token: Token | None) -> tuple[Any, ...] | None:
-        """A token has come, or nothing for a while; None if it is too early to show more."""
+    def token(self, token: Token | None) -> tuple[Any, ...]:
+        """Tokens have come, of which this is the last, or none for a while."""
         if token is None:
             return self._out()
         if self.traces and self.start is None:
@@ -253,10 +255,8 @@ class _View:
                 prefix=prefix_figure(self.start),
                 routing=routing_figure(self.start, self.host.orders),
             )
-        if not self._due("text", TEXT_S):
-            return None
         self.text = token.text
-        if self.start is None or not self._due("plot", PLOT_S):
+        if self.start is None:
             return self._out()
         kept, ran = token.prefix(), token.experts()
         return self._out(prefix={"latest": latest_prefix(self.start, kept)}, routing={"latest": latest_experts(ran)})
@@ -305,7 +305,9 @@ def _everything(
 
 
 def _stopped(shown: panes.Shown) -> panes.Shown:
-    """What has come so far stays."""
+    """The run ends with the layer at hand; what has come so far stays."""
+    if running := _running.get(str(shown.get("run"))):
+        running.set()
     return {**shown, "state": "stopped", "status": "Stopped."} if shown.get("state") == "running" else shown
 
 

@@ -17,7 +17,7 @@ from ..trace import Trace
 from .chart import chart
 from .common import sentence
 from .guard import MAX_TOKENS, read_number, read_picture, read_question
-from .hosting import BEAT_S, LOADING, Host, on_gpu
+from .hosting import LOADING, Host, on_gpu
 from .plots import DENSE, OURS, Figure
 
 OTHER = "#ea580c"
@@ -109,7 +109,7 @@ def check_methods(methods: Any, layers: int, most: int = MAX_METHODS) -> dict[st
 def compare(
     loaded: Loaded, picture: Image.Image, question: str, methods: dict[str, Method], max_new_tokens: int
 ) -> Iterator[tuple[list[Row], str]]:
-    """Run the methods one after the other; after every token, the rows that are ready and how the next one goes.
+    """Run the methods one after the other; all the while, the rows that are ready and how the next one goes.
 
     Each runs once unmeasured first. One that does not fit the model, or was not calibrated, gets a row that says so.
     """
@@ -125,7 +125,7 @@ def compare(
             continue
         ask(loaded, picture, question, method, max_new_tokens=1)
         said = status
-        for event in stream(loaded, picture, question, method, max_new_tokens=max_new_tokens, beat_s=BEAT_S):
+        for event in stream(loaded, picture, question, method, max_new_tokens=max_new_tokens):
             if isinstance(event, Answer):
                 dense = event.text if method.name == "dense" else dense
                 rows = [*rows, Row.of(spec, event.trace, dense)]

@@ -28,6 +28,8 @@ CSS = (
 .dark [role=tab].selected {color: #93c5fd !important}
 .intro {max-width: 46rem} .intro h1 {margin-bottom: 0.25rem}
 #answers, #numbers {padding: 0 !important}
+#line {height: 1.25rem; margin: -0.5rem 0; padding: 0 !important}
+#line .wrap, #line .progress-text {position: static !important; transform: none; padding: 0; display: block}
 .quiet, .quiet p {font-size: 0.875rem; color: var(--body-text-color-subdued)}
 .gradio-container .wrap .or, .gradio-container .upload-container .wrap, .gradio-container span.info,
 .gradio-container .info {color: var(--body-text-color-subdued)}
