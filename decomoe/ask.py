@@ -24,7 +24,9 @@ from .runtime import Session, Stopped, attach
 from .trace import GateReading, Trace
 
 MINI = Path(__file__).parents[1] / "assets" / "mini"
-WATCHING = 0.05  # the largest share of the time that watching may take
+STOPPED = "Stopped before the first token."
+WATCHING = 0.03  # the largest share of the time that a watcher may take; passing on what it saw takes some more
+SLOWEST_S = 1.0  # but it looks as often as that
 
 
 @dataclass
@@ -228,17 +230,17 @@ def ask(
         ValueError: picture, question or method don't fit, and the message says what to do; or the answer was stopped
             before its first token.
     """
-    tokenizer = loaded.processor.tokenizer
+    tokenizer, stop = loaded.processor.tokenizer, stop or threading.Event()
     to_text = lambda ids: tokenizer.decode(ids, skip_special_tokens=True).strip()  # noqa: E731
     with (
         out_of_memory_is_told(),
-        loaded.lock,
+        _held(loaded.lock, stop),
         attach(loaded.model, method, loaded.calibration, decode) as session,
         torch.inference_mode(),
     ):
         inputs = encode(loaded, [(load_image(image), question)])
         prompt = inputs["input_ids"].shape[1]
-        session.stop = stop = stop or threading.Event()
+        session.stop = stop
         if read_gate and loaded.calibration and loaded.calibration.gate:
             session.keep = loaded.calibration.gate.candidates
         watch = _Watch(session, to_text, prompt, on_token, stop)
@@ -246,7 +248,7 @@ def ask(
             session.generate(inputs, max_new_tokens=max_new_tokens, do_sample=False, stopping_criteria=[watch])
         except Stopped:
             if not watch.times:
-                raise ValueError("Stopped before the first token.") from None
+                raise ValueError(STOPPED) from None
             session.record.lengths = [len(watch.times)]
         trace = session.traces()[0]
         if session.keep and loaded.calibration:
@@ -257,6 +259,22 @@ def ask(
     if len(watch.times) > 1:
         trace.tpot_s = (watch.times[-1] - watch.times[0]) / (len(watch.times) - 1)
     return Answer(trace.answer, trace)
+
+
+@contextmanager
+def _held(lock: threading.Lock, stop: threading.Event) -> Iterator[None]:
+    """Hold `lock`; who is stopped does not wait for it any longer.
+
+    Raises:
+        ValueError: so it was.
+    """
+    while not lock.acquire(timeout=0.1):
+        if stop.is_set():
+            raise ValueError(STOPPED)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _readings(session: Session, calibration: Calibration) -> list[GateReading]:
@@ -270,17 +288,19 @@ def _readings(session: Session, calibration: Calibration) -> list[GateReading]:
 
 
 def stream(
-    *args: Any, pace_s: float = 0.1, stop: threading.Event | None = None, **options: Any
+    *args: Any, pace_s: float = 0.2, stop: threading.Event | None = None, **options: Any
 ) -> Iterator[Token | Answer | None]:
     """`ask` as a generator: every `pace_s` seconds the latest `Token`, None if there is no new one; last, the `Answer`.
 
-    Whoever looks in between takes the interpreter from the run; so the pace slackens until what is done with the
-    tokens takes no more than `WATCHING` of the time. Closing the generator, or setting `stop`, stops the answer within
-    a layer. An error in `ask` is raised here.
+    Whoever looks in between takes the interpreter from the run; so the pace slackens, to `SLOWEST_S` at most, until
+    what is done with the tokens takes no more than `WATCHING` of the time. Setting `stop` stops the answer within a
+    layer, and so does closing the generator; but that can't be closed between two looks. An error in `ask` is raised
+    here.
     """
     latest: Token | None = None
+    token, shown, pause = latest, latest, pace_s
     result: list[Answer | BaseException] = []
-    stop, shown, pause = stop or threading.Event(), None, pace_s
+    stop = stop or threading.Event()
 
     def on_token(token: Token) -> None:
         nonlocal latest
@@ -301,11 +321,12 @@ def stream(
                 break
             token, began = latest, time.monotonic()
             yield None if token is shown else token
-            shown, pause = token, max(pace_s, (time.monotonic() - began) / WATCHING)
+            shown, pause = token, max(pace_s, min(SLOWEST_S, (time.monotonic() - began) / WATCHING))
     finally:
         if not result:
             stop.set()
         thread.join()
+        latest = token = shown = None  # they hold the session and its KV cache
     if isinstance(result[0], BaseException):
         raise result[0]
     yield result[0]

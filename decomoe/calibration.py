@@ -168,7 +168,7 @@ class Calibration:
                 mass,
             )
         except FileNotFoundError:
-            raise
+            raise ValueError(f"There is no calibration in {folder}; 'decomoe calibrate' makes one.") from None
         except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
             raise ValueError(f"The calibration in {folder} can't be used ({error}); calibrate again.") from error
 

@@ -204,7 +204,7 @@ def check_fits(source: str | Path, config: PretrainedConfig, device: str, dtype:
     if needed > free:
         raise ValueError(
             f"'{source}' takes {needed / 1e9:.1f} GB as {str(dtype).removeprefix('torch.')}, and {device} has "
-            f"{free / 1e9:.1f} GB free. Take a smaller model, a larger device, or 'auto' to use several."
+            f"{free / 1e9:.1f} GB free. Take a smaller model, a larger device, or the device 'auto', which is several."
         )
 
 

@@ -96,13 +96,11 @@ class Record:
         layers = [layer for layer, router in enumerate(self.parts.routers) if router is not None]
         steps = zip(*(values.unbind() for values in routed), strict=True)
         for layer, (logits, scores, indices, chosen, length) in zip(layers, steps, strict=True):
-            if limits is None or layer not in limits.layers:
-                self.idle[-1][layer] = logits, scores, indices
-                continue
             state = self._routing(layer, (logits, scores, indices))
-            prefix = Prefix(length, limits.rank[layer], limits.reroute)
             self.routed[-1][layer], self.chosen[-1][layer] = state, chosen
-            self.limits[-1][layer] = Limit(state, prefix, None)
+            if limits is not None and layer in limits.layers:
+                prefix = Prefix(length, limits.rank[layer], limits.reroute)
+                self.limits[-1][layer] = Limit(state, prefix, None)
 
     def _routing(self, layer: int, output: tuple[Tensor, Tensor, Tensor]) -> Routing:
         """Of one layer in a decode step."""

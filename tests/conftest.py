@@ -9,6 +9,7 @@ import time
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -203,6 +204,16 @@ def site(tmp_path_factory) -> Iterator[Site]:
         _, url, _ = page.launch(**options)
         yield Site(url, host.load(), page)
         page.close()
+
+
+@contextmanager
+def slowed(model: Any, seconds: float) -> Iterator[None]:
+    """Every token takes its time, and whoever watches may take as much: there is something to see on any machine."""
+    handle = model.register_forward_pre_hook(lambda *_: time.sleep(seconds))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules["decomoe.ask"], "WATCHING", 1)
+        yield
+    handle.remove()
 
 
 @pytest.fixture(scope="session")

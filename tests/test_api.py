@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from conftest import slowed
 from gradio_client import Client, handle_file
 from gradio_client.exceptions import AppError
 from mcp import ClientSession
@@ -36,8 +37,9 @@ def file(tmp_path_factory) -> Path:
 def test_ask_by_client_is_ask(site, client, file):
     method = DecoMoE(exit_after=9, prefix=8)
     alone = ask(site.loaded, PICTURE, QUESTION, method, max_new_tokens=6)
-    job = client.submit(handle_file(file), QUESTION, "decomoe:exit_after=9,prefix=8", 6, True, api_name="/ask")
-    answer = job.result()
+    with slowed(site.loaded.model, 0.3):  # so that there is something to stream
+        job = client.submit(handle_file(file), QUESTION, "decomoe:exit_after=9,prefix=8", 6, True, api_name="/ask")
+        answer = job.result()
     assert answer["answer"] == alone.text
     assert answer["exit_after"] == 9
     assert answer["trace"]["prefix"] == {"prefill": alone.trace.prefix.prefill, "decode": alone.trace.prefix.decode}

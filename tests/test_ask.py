@@ -1,13 +1,14 @@
 """Asking: streaming, stopping, errors from the worker thread, several people at once."""
 
 import itertools
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from conftest import BUILDERS
+from conftest import BUILDERS, slowed
 from transformers import AutoTokenizer, GotOcr2ImageProcessorPil
 
 from decomoe.ask import MINI, Answer, Loaded, Token, ask, encode, stream
@@ -34,10 +35,8 @@ def test_dense_is_what_transformers_answers(mini, image):
 
 @pytest.fixture
 def slow(mini):
-    """Every token takes its time, so that somebody may look in between."""
-    handle = mini.model.register_forward_pre_hook(lambda *_: time.sleep(0.02))
-    yield
-    handle.remove()
+    with slowed(mini.model, 0.02):
+        yield
 
 
 def test_stream_grows_to_the_answer(mini, image, slow):
@@ -54,9 +53,10 @@ def test_stream_grows_to_the_answer(mini, image, slow):
     assert sorted(answer.trace.token_times_s) == answer.trace.token_times_s
 
 
-def test_watching_takes_a_twentieth_of_the_time(mini, image, slow, monkeypatch):
+def test_watching_takes_little_of_the_time(mini, image, slow, monkeypatch):
     """Who is slow with what he sees is shown less, not the run slowed down."""
     monkeypatch.setattr(mini.model.generation_config, "eos_token_id", None)
+    monkeypatch.setattr(sys.modules["decomoe.ask"], "WATCHING", 0.05)
     looks = []
     for event in stream(mini, image, "Describe the picture.", max_new_tokens=24, pace_s=0.001):
         looks.append((time.monotonic(), event))
@@ -102,14 +102,12 @@ def test_stop_ends_the_answer_within_a_token(mini, image):
 
 def test_a_stream_can_be_stopped_from_outside(mini, image, slow, monkeypatch):
     monkeypatch.setattr(mini.model.generation_config, "eos_token_id", None)
-    stop, last = threading.Event(), 0
-    for event in stream(mini, image, "Describe the picture.", max_new_tokens=200, pace_s=0.001, stop=stop):
-        if isinstance(event, Answer):
-            assert last <= event.trace.tokens.generated <= last + 2
-        elif event is not None and event.number >= 3 and not stop.is_set():
-            last = event.number
+    stop = threading.Event()
+    for event in stream(mini, image, "Describe the picture.", max_new_tokens=400, pace_s=0.001, stop=stop):
+        if isinstance(event, Token):
             stop.set()
-    assert last
+    assert isinstance(event, Answer)
+    assert event.trace.tokens.generated < 400
 
 
 def test_stop_in_the_prefill_ends_it_between_layers(mini, image):
@@ -135,9 +133,7 @@ def test_a_waiting_stream_beats_and_can_be_closed(mini, image):
     with mini.lock:  # somebody else's question runs
         waiting = stream(mini, image, "Where is the camel?", pace_s=0.01)
         assert next(waiting) is None
-        closing = threading.Thread(target=waiting.close)
-        closing.start()
-    closing.join()
+        waiting.close()
     assert not mini.lock.locked()
 
 
@@ -227,11 +223,11 @@ def test_internvl_tiles_and_special_tokens_in_questions(tmp_path, image):
     assert questions[1] in processor.tokenizer.decode(inputs["input_ids"][1])
 
 
-def test_one_may_look_while_the_answer_goes_on(mini, image, monkeypatch):
+def test_one_may_look_while_the_answer_goes_on(mini, image, slow, monkeypatch):
     """What is seen of finished forwards from another thread is what the whole trace says in the end."""
     monkeypatch.setattr(mini.model.generation_config, "eos_token_id", None)
     looks = []
-    for event in stream(mini, image, "Describe the picture.", DecoMoE(exit_after=9), max_new_tokens=200, pace_s=0.001):
+    for event in stream(mini, image, "Describe the picture.", DecoMoE(exit_after=9), max_new_tokens=60, pace_s=0.001):
         if isinstance(event, Answer):
             whole = event.trace
         elif event is not None:

@@ -106,4 +106,4 @@ def test_a_model_without_a_gate():
 def test_nothing_is_said(tmp_path, capsys, results):
     store.write(store.file_of(tmp_path, "some", file_name("exits")), "")
     assert cli.main(["cases", "--results", str(results), "--benchmarks", "some"]) == 2
-    assert "No question in" in capsys.readouterr().err
+    assert "holds no forced exits of some; collect them" in capsys.readouterr().err

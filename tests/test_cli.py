@@ -140,6 +140,8 @@ def test_toggles(decomoe, picture, switches, exit_after):
         (["--no-rcep", "--p", 0.5], "--p is of RCEP"),
         (["--no-rcep", "--prefix", 8], "--prefix is of RCEP"),
         (["--no-rcep", "--drop"], "--drop is of RCEP"),
+        (["--no-rcep", "--order", "native"], "--order is of RCEP"),
+        (["--seed", 3], "--seed is of --order random"),
         (["--no-savb", "--theta", 0.5], "--theta is of the gate"),
         (["--exit-after", 9, "--theta", 0.5], "--theta is of the gate"),
     ],

@@ -234,11 +234,11 @@ def test_meta_grows_but_does_not_change(tmp_path):
     store.write(tmp_path / "meta.json", json.dumps(meta))
     grown = store.extended_meta(tmp_path, {"run": {"weights": "a"}, "methods": {"decomoe": {"p": (1, 2)}}})
     assert grown == {"schema": 1, "run": {"weights": "a"}, "methods": {"dense": {}, "decomoe": {"p": [1, 2]}}}
-    with pytest.raises(ValueError, match="made with weights a, not b; choose another --out"):
+    with pytest.raises(ValueError, match="made with weights a, not b; take another folder"):
         store.extended_meta(tmp_path, {"run": {"weights": "b"}})
     for damaged in ("{", "5", '{"schema": 1, "benchmarks": 5}'):
         (tmp_path / "meta.json").write_text(damaged)
-        with pytest.raises(ValueError, match="choose another --out"):
+        with pytest.raises(ValueError, match="take another folder"):
             store.read_meta(tmp_path)
 
 
@@ -381,7 +381,7 @@ def inverted(case: Case) -> Case:
 
 def test_results_are_not_mixed(mini, tmp_path):
     evaluate(mini, [short(count=2)], {}, tmp_path, max_new_tokens=2)
-    with pytest.raises(ValueError, match="max_new_tokens 2, not 3; choose another --out"):
+    with pytest.raises(ValueError, match="max_new_tokens 2, not 3; take another folder"):
         evaluate(mini, [short(count=2)], {}, tmp_path, max_new_tokens=3)
     benchmark, _ = short(count=2)
     others = (

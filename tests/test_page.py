@@ -4,13 +4,13 @@ import base64
 import csv
 import json
 import threading
-import time
 from itertools import pairwise
 from pathlib import Path
 
 import httpx
 import pytest
 from browser import PATIENCE, answer, ask, assert_accessible, finished, note, opened, set_number, upload, watched
+from conftest import slowed
 from PIL import Image
 from playwright.sync_api import Page, expect
 
@@ -36,10 +36,8 @@ def endless(loaded, monkeypatch):
 
 @pytest.fixture
 def slow(loaded):
-    """Tokens that take long enough for a browser to show what comes in between."""
-    handle = loaded.model.register_forward_pre_hook(lambda *_: time.sleep(0.05))
-    yield
-    handle.remove()
+    with slowed(loaded.model, 0.05):
+        yield
 
 
 WATCH = """
@@ -164,6 +162,17 @@ def test_stop_reaches_the_run_itself(site, picture, endless):
     assert list(run) == []
     assert not site.loaded.lock.locked()
     assert tab._running == {}
+
+
+def test_what_fails_while_it_is_shown_is_told(page, picture, slow, monkeypatch):
+    def broken(*args):
+        raise RuntimeError("no such thing")
+
+    monkeypatch.setattr(tab, "prefix_figure", broken)
+    upload(page, picture)
+    ask(page, "Describe the picture.")
+    expect(page.get_by_text("Something went wrong inside").first).to_be_visible()
+    page.problems[:] = [problem for problem in page.problems if "went wrong inside" not in problem]
 
 
 def test_who_waits_sees_his_place(context, address, picture, loaded):

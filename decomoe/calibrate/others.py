@@ -74,7 +74,7 @@ def calibrate_other(
     """
     old = loaded.calibration
     if old is None:
-        raise ValueError("There is no calibration to add to; make one first, without --method.")
+        raise ValueError("There is no calibration to add to; make one first, of decomoe.")
     if method != "dyvte" and not PartialState().is_main_process:
         return None
     values, report = OTHERS[method](loaded, questions, settings, work)

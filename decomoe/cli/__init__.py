@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 
+import torch
 from PIL import Image
 
 from . import ask, bench, calibrate, cases, collect, evaluate, figures, match, serve
@@ -25,9 +26,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         message = " ".join(str(error).split())
     except RuntimeError as error:
-        if type(error).__name__ != "OutOfMemoryError":  # torch's; not worth importing it for
+        if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
             raise
-        message = "The model ran out of memory; give it less at once: a smaller --batch."
+        message = "The model ran out of memory; take a smaller model, or a smaller --batch where there is one."
     print(f"decomoe: {message}", file=sys.stderr)
     return 2
 
@@ -42,6 +43,7 @@ def parser() -> argparse.ArgumentParser:
         without_model.add(subparsers)
     for command, options in commands.items():
         options.add_argument("--model", help="a folder or a Hub id; the mini model by default")
+        options.add_argument("--device", help="cpu, cuda, cuda:1, or auto for several GPUs; a GPU if there is one")
         if command is not calibrate:
             options.add_argument("--calibration", help="a folder; by default the model's own")
     return top

@@ -30,8 +30,8 @@ def add(commands: Any) -> argparse.ArgumentParser:
     ask.add_argument("--p", type=float, help="share of routed mass that the expert prefix covers (calibrated: 0.7)")
     ask.add_argument("--prefix", type=int, help="a fixed number of experts instead of --p")
     ask.add_argument("--keep-ratio", type=float, help="a fixed share of the experts instead of --p")
-    ask.add_argument("--order", choices=["rcep", "native", "random"], default="rcep", help="order of the experts")
-    ask.add_argument("--seed", type=int, default=0, help="of --order random")
+    ask.add_argument("--order", choices=["rcep", "native", "random"], help="order of the experts (rcep)")
+    ask.add_argument("--seed", type=int, help="of --order random (0)")
     ask.add_argument("--drop", action="store_true", help="drop routes outside the prefix instead of re-picking")
     ask.add_argument("--purge-kv", action="store_true", help="layers up to the exit lose their visual KV for decode")
     ask.add_argument("--exit-after", type=int, metavar="N", help="visual tokens leave after layer N")
@@ -90,8 +90,8 @@ def _methods(options: argparse.Namespace, layers: int) -> "list[Method]":
         p=options.p,
         prefix=options.prefix,
         keep_ratio=options.keep_ratio,
-        order=options.order,
-        seed=options.seed,
+        order=options.order or "rcep",
+        seed=options.seed or 0,
         outside="drop" if options.drop else "reroute",
         earlier_kv="purge" if options.purge_kv else "keep",
     )
@@ -105,9 +105,11 @@ def _methods(options: argparse.Namespace, layers: int) -> "list[Method]":
 
 def _check_switches(options: argparse.Namespace) -> None:
     """Refuse switches of a half that is off: they would do nothing."""
-    for name in ("p", "prefix", "keep_ratio", "drop") if options.no_rcep else ():
+    for name in ("p", "prefix", "keep_ratio", "order", "drop") if options.no_rcep else ():
         if getattr(options, name) not in (None, False):
             raise ValueError(f"--{name.replace('_', '-')} is of RCEP, which --no-rcep turns off; leave one out.")
+    if options.seed is not None and options.order != "random":
+        raise ValueError("--seed is of --order random; add that, or leave it out.")
     if options.theta is not None and (options.no_savb or options.exit_after is not None):
         raise ValueError("--theta is of the gate, which --no-savb and --exit-after replace; leave one out.")
 

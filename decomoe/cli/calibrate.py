@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,13 @@ from .common import add_data, check_counts, load_model, resumable
 
 if TYPE_CHECKING:
     from ..calibration import Calibration
+
+SWITCHES = {  # those that not every method takes
+    "decomoe": ("every", "label", "p", "retain", "confidence", "max_new_tokens", "work"),
+    "vtw": ("eta",),
+    "dyvte": ("max_new_tokens", "work"),
+    "modes": ("skip",),
+}
 
 
 def add(commands: Any) -> argparse.ArgumentParser:
@@ -20,23 +28,22 @@ def add(commands: Any) -> argparse.ArgumentParser:
     add_data(calibrate, "drawn:1200", "calibration questions, such as drawn:1200 easy-vqa:600 photos=FOLDER")
     calibrate.add_argument(
         "--method",
-        choices=["decomoe", "vtw", "dyvte", "modes"],
+        choices=SWITCHES,
         default="decomoe",
         help="the others are added to the decomoe artifact in OUT, or else to the model's own; a new one drops them",
     )
-    calibrate.add_argument("--eta", type=float, default=0.003, help="vtw: mean KL divergence that is fine (0.003)")
-    calibrate.add_argument("--skip", type=float, default=0.5, help="modes: share of the routes to skip (0.5)")
+    calibrate.add_argument("--eta", type=float, help="vtw: mean KL divergence that is fine (0.003)")
+    calibrate.add_argument("--skip", type=float, help="modes: share of the routes to skip (0.5)")
     calibrate.add_argument("--every", type=int, help="a gate candidate every so many layers (4 of 48, 2 of 16)")
     calibrate.add_argument(
         "--label",
         choices=["right", "same"],
-        default="right",
-        help="the gate learns to keep right answers (paper), or the same ones as dense, right or wrong",
+        help="the gate learns to keep right answers (the paper's way), or the same ones as dense, right or wrong",
     )
     calibrate.add_argument("--p", type=float, help="share of routed mass that the expert prefix covers (0.7)")
     calibrate.add_argument("--retain", type=float, help="guarantee that this share of answers stays the dense model's")
     calibrate.add_argument("--confidence", type=float, help="of that guarantee (0.95)")
-    calibrate.add_argument("--max-new-tokens", type=int, default=64)
+    calibrate.add_argument("--max-new-tokens", type=int, help="of an answer (64)")
     calibrate.add_argument("--batch", type=int, default=8, help="questions at once")
     calibrate.add_argument("--seed", type=int, default=0, help="of the choice and the split of questions")
     calibrate.add_argument("--work", type=Path, help="folder for observations, shared by all machines (OUT.work)")
@@ -59,11 +66,11 @@ def run(options: argparse.Namespace) -> int:
     loaded = load_model(options, calibrated=False)
     settings = Settings(
         gate_candidates(parts_of(loaded.model), options.every),
-        label=options.label,
+        label=options.label or "right",
         p=options.p or 0.7,
         retain=options.retain,
         confidence=options.confidence or 0.95,
-        max_new_tokens=options.max_new_tokens,
+        max_new_tokens=options.max_new_tokens or 64,
         batch=options.batch,
     )
     work = _work(options)
@@ -89,8 +96,10 @@ def _calibrate_other(options: argparse.Namespace) -> int:
     questions = load_questions(options.data, BENCHMARKS, options.seed)
     options.calibration = options.out if (options.out / META).is_file() else None
     loaded = load_model(options)
-    settings = OtherSettings(options.eta, options.skip, max_new_tokens=options.max_new_tokens, batch=options.batch)
-    artifact = calibrate_other(options.method, loaded, questions, settings, _work(options))
+    given = {name: getattr(options, name) for name in ("eta", "skip", "max_new_tokens") if getattr(options, name)}
+    settings = OtherSettings(**given, batch=options.batch)
+    with resumable() if options.method == "dyvte" else nullcontext():
+        artifact = calibrate_other(options.method, loaded, questions, settings, _work(options))
     if artifact is not None:
         artifact.provenance[options.method] |= {"data": options.data, "seed": options.seed}
         artifact.save(options.out)
@@ -101,6 +110,9 @@ def _calibrate_other(options: argparse.Namespace) -> int:
 
 
 def _check_calibrate(options: argparse.Namespace) -> None:
+    for name in {name for names in SWITCHES.values() for name in names} - {*SWITCHES[options.method]}:
+        if getattr(options, name) is not None:
+            raise ValueError(f"--{name.replace('_', '-')} is not for --method {options.method}; leave it out.")
     check_counts(options, "every", "max_new_tokens", "batch")
     if options.out.is_file():
         raise ValueError(f"--out is a folder for the artifact, and '{options.out}' is a file.")
@@ -109,8 +121,10 @@ def _check_calibrate(options: argparse.Namespace) -> None:
             raise ValueError(f"--{name} must be above 0 and below 1, not {value}.")
     if options.p is not None and not 0 < options.p <= 1:
         raise ValueError(f"--p must be above 0 and at most 1, not {options.p}.")
-    if options.eta <= 0 or not 0 < options.skip < 1:
-        raise ValueError(f"--eta must be above 0, not {options.eta}, and --skip between 0 and 1, not {options.skip}.")
+    if options.eta is not None and options.eta <= 0:
+        raise ValueError(f"--eta must be above 0, not {options.eta}.")
+    if options.skip is not None and not 0 < options.skip < 1:
+        raise ValueError(f"--skip must be above 0 and below 1, not {options.skip}.")
     if options.confidence is not None and options.retain is None:
         raise ValueError("--confidence is of a guarantee; say with --retain what to guarantee.")
     if options.p is not None and options.retain is not None:

@@ -21,7 +21,7 @@ def load_model(options: argparse.Namespace, calibrated: bool = True) -> "Loaded"
     Raises:
         ValueError: it can't be loaded.
     """
-    from transformers.utils import logging  # noqa: PLC0415 (seconds; not for --help or a bad picture)
+    from transformers.utils import logging  # noqa: PLC0415 (seconds more; not for a bad picture)
 
     from .. import families  # noqa: PLC0415
     from ..ask import MINI, Loaded, load  # noqa: PLC0415
@@ -30,7 +30,9 @@ def load_model(options: argparse.Namespace, calibrated: bool = True) -> "Loaded"
         logging.disable_progress_bar()
     try:
         source = options.model or MINI
-        return load(source, options.calibration) if calibrated else Loaded(*families.load_model(source))
+        if not calibrated:
+            return Loaded(*families.load_model(source, options.device))
+        return load(source, options.calibration, options.device)
     except OSError as error:
         raise ValueError(f"Can't load the model '{options.model or MINI}': {str(error).splitlines()[0]}") from error
 

@@ -20,7 +20,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; the exit status."""
-    from analysis import draw  # noqa: PLC0415 (pandas and plotly; not for --help)
+    from analysis import draw  # noqa: PLC0415 (pandas and plotly take seconds more)
 
     for path in draw.draw(options.results, options.out, options.only, options.formats):
         print(path)

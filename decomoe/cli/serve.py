@@ -18,5 +18,5 @@ def run(options: argparse.Namespace) -> int:
     from ..ui.hosting import Host  # noqa: PLC0415
     from ..ui.page import serve  # noqa: PLC0415
 
-    serve(Host(options.model or MINI, options.calibration), options.port)
+    serve(Host(options.model or MINI, options.calibration, options.device), options.port)
     return 0

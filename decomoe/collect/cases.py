@@ -100,11 +100,15 @@ def found_in(results: Path, benchmarks: Iterable[Benchmark]) -> list[Found]:
     """
     names = [benchmark.name for benchmark in benchmarks]
     files = [store.file_of(results, name, file_name("exits")) for name in names]
-    found = search(line for file in files for line in store.read(file))
+    lines = [line for file in files for line in store.read(file)]
+    more = f"decomoe collect --benchmarks {' '.join(names)} --collectors exits --out {results}, with your --model."
+    if not lines:
+        raise ValueError(f"{results} holds no forced exits of {', '.join(names)}; collect them: {more}")
+    found = search(lines)
     if not found:
         raise ValueError(
             f"No question in {results} tells how deep it needs to look: right dense, and broken by early exits alone. "
-            f"More of them: decomoe collect --benchmarks {' '.join(names)} --collectors exits --out {results}"
+            f"More of them: {more}"
         )
     return found
 

@@ -67,7 +67,7 @@ def parse_method(spec: str, layers: int) -> Method:
     """
     name, _, text = spec.partition(":")
     if name not in METHODS:
-        raise ValueError(f"There is no method '{name}'; there are {', '.join(METHODS)}, and {', '.join(METHOD_SETS)}.")
+        raise ValueError(f"There is no method '{name}'; there are {', '.join(METHODS)}.")
     kind = METHODS[name]
     hints = get_type_hints(kind)
     parameters = {field.name: hints[field.name] for field in fields(kind)}

@@ -42,7 +42,7 @@ def read_meta(out: Path) -> dict[str, Any]:
         or meta.pop("schema", None) != SCHEMA
         or not all(isinstance(group, dict) for group in meta.values())
     ):
-        raise ValueError(f"The results in {out} can't be read by this version of decomoe; choose another --out.")
+        raise ValueError(f"The results in {out} are damaged, or of another version of decomoe; take another folder.")
     return {"schema": SCHEMA, **meta}
 
 
@@ -58,7 +58,7 @@ def extended_meta(out: Path, groups: dict[str, dict[str, Any]]) -> dict[str, Any
         for name, value in new.items():
             if old.setdefault(name, value) != value:
                 raise ValueError(
-                    f"The results in {out} were made with {name} {old[name]}, not {value}; choose another --out."
+                    f"The results in {out} were made with {name} {old[name]}, not {value}; take another folder."
                 )
     return meta
 

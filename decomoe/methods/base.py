@@ -286,7 +286,7 @@ class Decider:
         return type(self).prefix is Decider.prefix and type(self).routes is Decider.routes
 
     def limits(self, exits: Sequence[int | None]) -> Limits | None:
-        """What `prefix` and `routes` will say in decode, after a prefill with these `exits`; None if they say None.
+        """What `prefix` and `routes` will say in decode, after a prefill with these `exits`; None if it is None always.
 
         Raises:
             ValueError: it can't be told beforehand.

@@ -85,12 +85,12 @@ class DecoMoE(Method):
         if calibration is None and (needs_gate or needs_order):
             raise ValueError(
                 "This model has no calibration, which the gate and the rcep order need. Calibrate it with "
-                "'decomoe calibrate', or fix the exit layer (--exit-after N) and use --order native."
+                "'decomoe calibrate', or fix the exit layer (exit after N) and take the experts' native order."
             )
         if calibration is not None:
             calibration.check(parts)
             if needs_gate and calibration.gate is None:
-                raise ValueError("This calibration has no gate; fix the exit layer (--exit-after N).")
+                raise ValueError("This calibration has no gate; fix the exit layer (exit after N).")
         return DecoMoEDecider(self, parts, calibration)
 
 

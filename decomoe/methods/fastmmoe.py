@@ -73,8 +73,8 @@ class FastMMoEDecider(Decider):
         best = torch.arange(state.scores.shape[2], device=state.scores.device) < self.top_k
         return Routes(best | ~state.visual.unsqueeze(2), self.method.renormalize)
 
-    def limits(self, exits: Sequence[int | None]) -> None:
-        return None
+    def is_idle(self, exits: Sequence[int | None]) -> bool:
+        return True
 
     def cut(self, state: Boundary) -> Cut | None:
         if state.layer not in self.watches:

@@ -1,5 +1,6 @@
 """MoDES (CVPR 2026): routes whose weight, times the importance of the layer, is below a threshold are skipped."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -54,6 +55,9 @@ class MoDESDecider(Decider):
     def __init__(self, importance: Tensor, thresholds: Tensor) -> None:
         self.importance, self.thresholds = importance.tolist(), thresholds.tolist()
         self.drops = any(self.thresholds)
+
+    def is_idle(self, exits: Sequence[int | None]) -> bool:
+        return not self.drops
 
     def routes(self, state: Routing) -> Routes | None:
         if not self.drops:

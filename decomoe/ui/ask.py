@@ -176,7 +176,7 @@ def _method(
     )
 
 
-_running: dict[str, threading.Event] = {}  # what stops a run, by the name that only its own page knows
+_running: dict[str, threading.Event] = {}  # what stops a run of this process, by the name that only its own page knows
 
 
 def _run(
@@ -216,10 +216,10 @@ def _run(
                     yield view.answer(event, ours) if isinstance(event, Answer) else view.token(event)
         yield view.done(truths.get(question.strip()), question)
     except Exception as error:
-        if not stop.is_set():
+        if run in _running:
             raise gr.Error(sentence(error), duration=None, print_exception=False) from error
     finally:
-        del _running[run]
+        _running.pop(run, None)
 
 
 class _View:
@@ -305,8 +305,8 @@ def _everything(
 
 
 def _stopped(shown: panes.Shown) -> panes.Shown:
-    """The run ends with the layer at hand; what has come so far stays."""
-    if running := _running.get(str(shown.get("run"))):
+    """The run ends with the layer at hand, on ZeroGPU with its next output; what has come so far stays."""
+    if running := _running.pop(str(shown.get("run")), None):
         running.set()
     return {**shown, "state": "stopped", "status": "Stopped."} if shown.get("state") == "running" else shown
 
