@@ -335,7 +335,12 @@ def test_batches_depend_on_the_step_only(tokenizer, photos):
     one, other = (make_batch(7, 4, photos, tokenizer) for _ in range(2))
     assert torch.equal(one.pixels, other.pixels)
     assert torch.equal(one.packed.input_ids, other.packed.input_ids)
-    assert not torch.equal(one.pixels[:64], make_batch(8, 4, photos, tokenizer).pixels[:64])
+    assert torch.equal(one.sheets.pixels, other.sheets.to("cpu").pixels)
+    assert len(one.sheets.grids) == 6  # half as many again
+    assert make_batch(7, 4, None, tokenizer).sheets is None
+    later = make_batch(8, 4, photos, tokenizer)
+    assert not torch.equal(one.pixels[:64], later.pixels[:64])
+    assert not torch.equal(one.sheets.pixels[:64], later.sheets.pixels[:64])
 
 
 def test_seeds_do_not_meet():

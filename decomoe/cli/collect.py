@@ -10,7 +10,9 @@ COLLECTORS = ("routing", "exits", "latency")
 
 def add(commands: Any) -> argparse.ArgumentParser:
     """Add the command to the parser."""
-    collect = commands.add_parser("collect", help="observe routing and forced exits for the figures; goes on as well")
+    collect = commands.add_parser(
+        "collect", help="observe routing and forced exits for the figures; goes on where it was stopped"
+    )
     collect.set_defaults(run=run)
     add_results(collect, batch=8)
     collect.add_argument(

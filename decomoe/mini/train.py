@@ -35,10 +35,12 @@ from .photos import CLASSES, Photos, load_photos
 from .pictograms import NAMES
 
 TRAIN_SEEDS = 1_000_000  # training pictures have seeds from here up; smaller seeds are held out
+SHEET_SEEDS = 1_000_000_000  # and those of `SHEETS` from here up
 QUESTIONS_PER_PICTURE = 6
 CHECKPOINT_SECONDS = 60
 BALANCE = 0.001  # weight of the router's load-balancing loss, Qwen3's value
-VISION = 0.3  # weight of the vision loss in the second stage
+VISION = 0.3  # weight of the vision losses, of pictures with questions and of `SHEETS`, in the second stage
+SHEETS = 1.5  # pictures of photos that only the vision tower sees, per picture with questions: photos need many epochs
 MIX = {  # weights of the kinds of picture: more of what is learned slowest than the held-out sets have
     "objects": 40,
     "text": 18,
@@ -89,25 +91,30 @@ class Packed:
 
 @dataclass
 class Batch:
-    """One training step's tensors; `things`, `tints`: (B * visual tokens); `packed` in the question stage only."""
+    """One training step's tensors; `things`, `tints`: (B * visual tokens).
+
+    `packed`, and `sheets` if there are photos, in the question stage only.
+    """
 
     pixels: Tensor
     grids: Tensor
     things: Tensor
     tints: Tensor
     packed: Packed | None = None
+    sheets: "Batch | None" = None
 
     def to(self, device: str) -> "Batch":
         """The batch on another device."""
         packed = self.packed and Packed(*(value.to(device) for value in vars(self.packed).values()))
         pixels, grids, things, tints = (x.to(device) for x in (self.pixels, self.grids, self.things, self.tints))
-        return Batch(pixels, grids, things, tints, packed)
+        return Batch(pixels, grids, things, tints, packed, self.sheets and self.sheets.to(device))
 
 
 def make_batch(step: int, size: int, photos: Photos | None, tokenizer: Qwen2Tokenizer | None = None) -> Batch:
     """The batch of `step`, always the same one, so that a resumed run sees what an uninterrupted one would.
 
-    Its pictures are equally large; `size` of them if they have 64 visual tokens, fewer if they are larger.
+    Its pictures are equally large; `size` of them if they have 64 visual tokens, fewer if they are larger. In the
+    question stage `SHEETS` come with them.
     """
     shape = pick_size(random.Random(step))
     count = max(1, round(size * 64 * TOKEN * TOKEN / (shape[0] * shape[1])))
@@ -118,13 +125,21 @@ def make_batch(step: int, size: int, photos: Photos | None, tokenizer: Qwen2Toke
     rng = random.Random(step)
     for picture in pictures:
         picture.questions = [with_options(rng, opened(rng, question)) for question in picture.questions]
-    pixels, grids = patchify(pictures)
-    things = torch.tensor([thing for picture in pictures for thing in picture.things])
-    tints = torch.tensor([tint for picture in pictures for tint in picture.tints])
-    batch = Batch(pixels, grids, things, tints)
+    batch = labelled(pictures)
     if tokenizer is not None:
         batch.packed = pack_questions(pictures, tokenizer)
+        if photos:
+            first = SHEET_SEEDS + 1000 * step
+            seeds = range(first, first + round(SHEETS * count))
+            batch.sheets = labelled([draw(seed, shape, "photo", photos=photos) for seed in seeds])
     return batch
+
+
+def labelled(pictures: list[Picture]) -> Batch:
+    """Equally large pictures with the labels of their visual tokens."""
+    things = torch.tensor([thing for picture in pictures for thing in picture.things])
+    tints = torch.tensor([tint for picture in pictures for tint in picture.tints])
+    return Batch(*patchify(pictures), things, tints)
 
 
 def pick_kind(step: int, index: int, photos: Photos | None) -> str:
@@ -280,6 +295,9 @@ def answer_loss(model: Any, probe: VisionProbe, batch: Batch) -> tuple[Tensor, d
     loss = (F.cross_entropy(logits, target, reduction="none") * weights).sum() / weights.sum()
     right = (logits.argmax(-1) == target).float().mean()
     vision, shown = vision_loss(probe, seen, batch)
+    if batch.sheets:
+        sheets, known = vision_loss(probe, see(model, batch.sheets), batch.sheets)
+        vision, shown["photos"] = vision + sheets, known["things"]
     judged = weights > 1
     shown["judged"] = (logits.argmax(-1) == target)[judged].float().mean().item()  # half of it are end tokens
     shown |= {"loss": loss.item(), "token": right.item(), "balance": balance.item()}
