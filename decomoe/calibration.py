@@ -136,7 +136,7 @@ class Calibration:
         """Read an artifact back.
 
         Raises:
-            FileNotFoundError: there is none. ValueError: it is of another schema or damaged.
+            ValueError: there is none, or it is of another schema or damaged.
         """
         folder = Path(folder)
         try:

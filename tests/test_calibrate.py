@@ -397,6 +397,11 @@ def test_ids_of_a_calibration():
         (["--every", "0"], "--every must be"),
         (["--batch", "0"], "--batch must be"),
         (["--data", "nothing:5"], "there are: drawn"),
+        (["--method", "dyvte", "--retain", "0.97"], "--retain is not for --method dyvte"),
+        (["--method", "vtw", "--max-new-tokens", "4"], "--max-new-tokens is not for --method vtw"),
+        (["--method", "modes", "--skip", "1"], "--skip must be"),
+        (["--eta", "0.01"], "--eta is not for --method decomoe"),
+        (["--device", "abacus"], "There is no device 'abacus'"),
     ],
 )
 def test_bad_input_is_one_sentence(tmp_path, capsys, arguments, message):

@@ -152,6 +152,11 @@ def test_switches_that_would_do_nothing_are_refused(decomoe, picture, switches, 
     assert message in err
 
 
+def test_a_missing_calibration_is_told(capsys, picture, tmp_path):
+    assert cli.main(["ask", str(picture), "What is this?", "--calibration", str(tmp_path / "none")]) == 2
+    assert capsys.readouterr().err.startswith(f"decomoe: There is no calibration in {tmp_path / 'none'}")
+
+
 def many_pictures(folder: Path) -> dict[str, Path]:
     """Pictures that people really have."""
     image = draw(3, (160, 160), "objects").image
