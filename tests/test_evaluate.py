@@ -14,7 +14,7 @@ from PIL import ImageChops
 from decomoe import cli
 from decomoe.ask import Loaded
 from decomoe.benchmarks import BENCHMARKS, Benchmark, Case
-from decomoe.evaluate import METHOD_SETS, by_kind, evaluate, parse_benchmarks, parse_methods, rows, store
+from decomoe.evaluate import METHOD_SETS, by_kind, evaluate, parse_benchmarks, parse_method, parse_methods, rows, store
 from decomoe.evaluate import run as runner
 from decomoe.evaluate.tables import retention
 from decomoe.methods import DecoMoE, Dense, FastMMoE, FastV, SparseVLM
@@ -74,7 +74,7 @@ def test_sets_are_the_tables_of_the_paper():
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("fastest", "no method 'fastest'; there are dense, decomoe, .*, and table1, table2"),
+        ("fastest", "no method 'fastest'; there are dense, decomoe, .*, table1, table2"),
         ("sparsevlm:keep=0.5/many", "keep is a number, not 'many'"),
         ("decomoe:q=1", "no parameter 'q'; it has exit_after, theta, .*, savb"),
         ("dense:p=1", "no parameter 'p'; it has none"),
@@ -89,6 +89,11 @@ def test_sets_are_the_tables_of_the_paper():
 def test_a_method_that_is_not_one(spec, message):
     with pytest.raises(ValueError, match=message):
         parse_methods([spec], 16)
+
+
+def test_one_method_is_not_a_set():
+    with pytest.raises(ValueError, match=r"no method 'table1'; there are dense, decomoe, [a-z, ]*\.$"):
+        parse_method("table1", 16)
 
 
 def test_benchmarks_are_read():

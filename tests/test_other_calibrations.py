@@ -124,5 +124,5 @@ def test_the_command_adds_to_the_artifact(tmp_path, capsys):
 
 
 def test_there_must_be_something_to_add_to(mini, tmp_path):
-    with pytest.raises(ValueError, match="without --method"):
+    with pytest.raises(ValueError, match="make one first, of decomoe"):
         calibrate_other("vtw", Loaded(mini.model, mini.processor), QUESTIONS, OtherSettings(), tmp_path)

@@ -47,9 +47,12 @@ def parse_methods(texts: Sequence[str], layers: int) -> dict[str, Method]:
         ValueError: there is no such method, parameter or value; the message lists those that exist.
     """
     specs: list[str] = []
+    known = (*METHODS, *METHOD_SETS)
     for piece in _pieces(texts):
         if "=" in piece and ":" not in piece and specs:  # a comma inside a spec
             specs[-1] += f",{piece}"
+        elif (name := piece.partition(":")[0]) not in known:
+            raise ValueError(f"There is no method '{name}'; there are {', '.join(known)}.")
         else:
             specs += METHOD_SETS.get(piece, (piece,))
     return {spec: parse_method(spec, layers) for spec in specs}

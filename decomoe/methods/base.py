@@ -102,8 +102,10 @@ class Boundary:
             reading[self.layer] = value
         return p_exit
 
-    def without_visual(self, rows: Tensor) -> "Cut":
-        """The cut that takes the whole visual block from `rows` (B,) bool."""
+    def without_visual(self, rows: Tensor) -> "Cut | None":
+        """The cut that takes the whole visual block from `rows` (B,) bool; None if there are none."""
+        if not bool(rows.any()):
+            return None
         return Cut(~(self.visual & rows.to(self.cache.visual.device).unsqueeze(1)))
 
 

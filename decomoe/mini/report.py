@@ -47,7 +47,7 @@ could be learned without the picture, and 250 steps later seven of ten were righ
 language model did not; and detours went on. Whether a circle is there was answered worse than a guess would be, though
 the shape was named without a mistake: with six of seven such questions about the shape, and none negated, all were
 right 140 steps later, and stayed so when negated ones came back. In steps 5400 to 5640 and 6040 to 6380 objects were
-mostly to be located and hardly ever absent, which helped little: half of the pictograms are still not found.
+mostly to be located and hardly ever absent, which did not help: where something is stays the hardest question.
 
 Aimed at and reached: 95 % of easy-VQA, and an F1 of 0.90 on presence. Aimed at and not reached: 85 % of drawn questions
 with no kind under 60 % (0.79; locate and relation are under), 65 % of photos (0.58), and over all sets 97.9 % retention
