@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# All that a GPU can show, meant to take under ten minutes on one H200: correctness in slices, decode with and without CUDA graphs
-# in a slice (all layers would take minutes to compile), then dense against all methods at 300, 1000 and 4000 visual
-# tokens. Every part prints Markdown and a line of JSON; all goes to OUT too.
+# All that a GPU can show, meant to take under ten minutes on one H200: correctness in slices, decode with and without
+# CUDA graphs in a slice (all layers would take minutes to compile), then dense against all methods at 300, 1000 and
+# 4000 visual tokens. Every part prints Markdown and a line of JSON; all goes to OUT too.
 # Smaller, on any machine: SHAPE=tiny LAYERS=8 VISUAL="16 36" ROUNDS=1 TOKENS=2 benchmarks/gpu.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -44,7 +44,7 @@ def visit(url: str, handler: int, data: list[Any], number: int) -> list[list[flo
 
 
 def unwatched(loaded: Loaded, picture: Image.Image, method: Method, tokens: int) -> list[float]:
-    """The times of an answer's tokens that is made in a thread as on the page, while nobody looks."""
+    """The times of the tokens of an answer that is made in a thread as on the page, while nobody looks."""
     *_, answer = stream(loaded, picture, QUESTION, method, max_new_tokens=tokens, pace_s=3600)
     assert isinstance(answer, Answer)
     return answer.trace.token_times_s

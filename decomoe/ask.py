@@ -195,13 +195,18 @@ def encode(loaded: Loaded, asked: Sequence[tuple[Image.Image, str]]) -> dict[str
     return dict(inputs.to(loaded.model.device))
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a device, or the machine, had no more memory to give."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error)
+
+
 @contextmanager
 def out_of_memory_is_told() -> Iterator[None]:
     """Out of memory becomes a ValueError whose message says what to do."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "allocate memory" not in str(error):
+        if not is_out_of_memory(error):
             raise
         raise ValueError("The model ran out of memory on this picture; try a smaller one.") from None
 
@@ -298,7 +303,7 @@ def stream(
     here.
     """
     latest: Token | None = None
-    token, shown, pause = latest, latest, pace_s
+    shown, pause = latest, pace_s
     result: list[Answer | BaseException] = []
     stop = stop or threading.Event()
 

@@ -13,6 +13,7 @@ from .cache import LayoutCache
 from .experts import expert_order
 from .families import Parts
 from .flops import Dimensions, count, head_width
+from .layout import Layout
 from .methods.base import Limits, Prefix, Routes, Routing
 from .prefix import routed_mass, shares
 from .trace import GateReading, PerLayer, Tokens, Trace
@@ -96,21 +97,21 @@ class Record:
         layers = [layer for layer, router in enumerate(self.parts.routers) if router is not None]
         steps = zip(*(values.unbind() for values in routed), strict=True)
         for layer, (logits, scores, indices, chosen, length) in zip(layers, steps, strict=True):
-            state = self._routing(layer, (logits, scores, indices))
+            state = self.routing(layer, (logits, scores, indices))
             self.routed[-1][layer], self.chosen[-1][layer] = state, chosen
             if limits is not None and layer in limits.layers:
                 prefix = Prefix(length, limits.rank[layer], limits.reroute)
                 self.limits[-1][layer] = Limit(state, prefix, None)
 
-    def _routing(self, layer: int, output: tuple[Tensor, Tensor, Tensor]) -> Routing:
-        """Of one layer in a decode step."""
-        return Routing(layer, True, self.exits, output, partial(self.cache.slots, None, output[0].device))
+    def routing(self, layer: int, output: tuple[Tensor, Tensor, Tensor], layout: Layout | None = None) -> Routing:
+        """A router's output with the tokens that it is of: those of `layout` in prefill, None in a decode step."""
+        return Routing(layer, layout is None, self.exits, output, partial(self.cache.slots, layout, output[0].device))
 
     def _settle(self, forward: int) -> None:
         """Note of a finished forward's idle routers what is noted of others; call it with the lock."""
         idle = self.idle[forward]
         for layer, output in idle.items():
-            self.routed[forward][layer], self.chosen[forward][layer] = self._routing(layer, output), output[2]
+            self.routed[forward][layer], self.chosen[forward][layer] = self.routing(layer, output), output[2]
         idle.clear()
 
     def end_prefill(self) -> None:
@@ -138,6 +139,12 @@ class Record:
             limits.clear()
             return reduced
 
+    def chosen_in(self, forward: int) -> dict[int, Tensor]:
+        """`chosen` of one finished forward; the run may go on meanwhile."""
+        with self._lock:
+            self._settle(forward)
+            return self.chosen[forward]
+
     def mass_in(self, forward: int) -> dict[int, dict[str, Tensor]]:
         """`mass` of one finished forward; the run may go on meanwhile."""
         with self._lock:
@@ -158,10 +165,8 @@ class Record:
         """Per forward and layer, how many experts had at least one route; 0 at layers without experts."""
         experts, layers = self.parts.config.num_experts, range(len(self.parts.layers))
         used = []
-        for forward, chosen in enumerate(self.chosen):
-            with self._lock:
-                self._settle(forward)
-            found = {layer: indices.unique() for layer, indices in chosen.items()}
+        for forward in range(len(self.chosen)):
+            found = {layer: indices.unique() for layer, indices in self.chosen_in(forward).items()}
             used.append([int((found[layer] < experts).sum()) if layer in found else 0 for layer in layers])
         return used
 
@@ -214,9 +219,7 @@ class Record:
 
     def ran(self, row: int, step: int) -> list[list[int]]:
         """Places of the experts that one finished forward ran for a row's last token, per layer."""
-        experts, chosen = self.parts.config.num_experts, self.chosen[step]
-        with self._lock:
-            self._settle(step)
+        experts, chosen = self.parts.config.num_experts, self.chosen_in(step)
         last = [
             chosen[layer].unflatten(0, (len(self.exits), -1))[row, -1].tolist() if layer in chosen else []
             for layer in range(len(self.live))

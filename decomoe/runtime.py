@@ -18,7 +18,7 @@ from .experts import WHOLE_PREFIX
 from .families import Parts, parts_of
 from .layout import take
 from .methods import Method
-from .methods.base import Boundary, Decider, Routing, Watched
+from .methods.base import Boundary, Decider, Watched
 from .prefix import drop, reroute, skip
 from .record import Limit, Record
 from .trace import Trace
@@ -232,9 +232,7 @@ class Session:
             self.record.idle[-1][layer] = output
             return None
         logits, scores, indices = output
-        layout = None if self.decoding else self.cache.layouts[layer]
-        slots = partial(self.cache.slots, layout, logits.device)
-        state = Routing(layer, self.decoding, self.record.exits, output, slots)
+        state = self.record.routing(layer, output, None if self.decoding else self.cache.layouts[layer])
         if layer in self.watched:
             self.watched[layer].logits = state.logits
         self.record.routed[-1][layer], self.record.chosen[-1][layer] = state, indices

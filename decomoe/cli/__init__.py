@@ -6,9 +6,9 @@ import sys
 import warnings
 from collections.abc import Sequence
 
-import torch
 from PIL import Image
 
+from ..ask import is_out_of_memory
 from . import ask, bench, calibrate, cases, collect, evaluate, figures, match, serve
 
 
@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         message = " ".join(str(error).split())
     except RuntimeError as error:
-        if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
+        if not is_out_of_memory(error):
             raise
         message = "The model ran out of memory; take a smaller model, or a smaller --batch where there is one."
     print(f"decomoe: {message}", file=sys.stderr)

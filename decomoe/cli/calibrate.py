@@ -66,12 +66,7 @@ def run(options: argparse.Namespace) -> int:
     loaded = load_model(options, calibrated=False)
     settings = Settings(
         gate_candidates(parts_of(loaded.model), options.every),
-        label=options.label or "right",
-        p=options.p or 0.7,
-        retain=options.retain,
-        confidence=options.confidence or 0.95,
-        max_new_tokens=options.max_new_tokens or 64,
-        batch=options.batch,
+        **_given(options, "label", "p", "retain", "confidence", "max_new_tokens", "batch"),
     )
     work = _work(options)
     with resumable():
@@ -88,6 +83,11 @@ def _work(options: argparse.Namespace) -> Path:
     return options.work or options.out.with_name(f"{options.out.name}.work")
 
 
+def _given(options: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """Those options that were given; for the others the settings have their own values."""
+    return {name: value for name in names if (value := getattr(options, name)) is not None}
+
+
 def _calibrate_other(options: argparse.Namespace) -> int:
     from ..benchmarks import BENCHMARKS  # noqa: PLC0415
     from ..calibrate import OtherSettings, calibrate_other, load_questions  # noqa: PLC0415
@@ -96,8 +96,7 @@ def _calibrate_other(options: argparse.Namespace) -> int:
     questions = load_questions(options.data, BENCHMARKS, options.seed)
     options.calibration = options.out if (options.out / META).is_file() else None
     loaded = load_model(options)
-    given = {name: getattr(options, name) for name in ("eta", "skip", "max_new_tokens") if getattr(options, name)}
-    settings = OtherSettings(**given, batch=options.batch)
+    settings = OtherSettings(**_given(options, "eta", "skip", "max_new_tokens", "batch"))
     with resumable() if options.method == "dyvte" else nullcontext():
         artifact = calibrate_other(options.method, loaded, questions, settings, _work(options))
     if artifact is not None:
