@@ -15,11 +15,10 @@ def text_features(hidden: Tensor, text: Tensor) -> Tensor:
         (B, 2d).
     """
     text = text.to(hidden.device)
-    last = text.cumsum(1).eq(text.sum(1, keepdim=True)) & text
-    others = (text & ~last).unsqueeze(-1)
-    states = hidden.float()
-    mean = torch.where(others, states, 0).sum(1) / others.sum(1).clamp(min=1)
-    return torch.cat([mean, torch.where(last.unsqueeze(-1), states, 0).sum(1)], dim=-1)
+    count = text.sum(1, keepdim=True)
+    last = text & (text.cumsum(1) == count)
+    shares = torch.stack([(text & ~last) / (count - 1).clamp(min=1), last.float()], dim=1)
+    return (shares @ hidden.float()).flatten(1)
 
 
 class Gate(nn.Module):
