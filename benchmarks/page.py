@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 from PIL import Image
 
-from decomoe.ask import Answer, Loaded, stream
+from decomoe.answer import Answer, Loaded, stream
 from decomoe.images import load_image
 from decomoe.methods import DecoMoE, Dense, Method
 from decomoe.ui.ask import _run

@@ -154,7 +154,7 @@ def inputs_for(model: PreTrainedModel, *prompts: Prompt) -> dict[str, Tensor]:
 @pytest.fixture(scope="module")
 def mini() -> Any:
     """The shipped mini model."""
-    from decomoe.ask import load  # noqa: PLC0415 (slow; most tests need none)
+    from decomoe.answer import load  # noqa: PLC0415 (slow; most tests need none)
 
     return load()
 
@@ -211,7 +211,7 @@ def slowed(model: Any, seconds: float) -> Iterator[None]:
     """Every token takes its time, and whoever watches may take as much: there is something to see on any machine."""
     handle = model.register_forward_pre_hook(lambda *_: time.sleep(seconds))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys.modules["decomoe.ask"], "WATCHING", 1)
+        patch.setattr("decomoe.answer.WATCHING", 1)
         yield
     handle.remove()
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from decomoe.ask import load
+from decomoe.answer import load
 from decomoe.benchmarks import Case, run
 from decomoe.benchmarks.drawn import drawn_cases
 from decomoe.evaluate import parse_methods

@@ -14,7 +14,7 @@ from mcp import ClientSession
 from mcp.client.streamable_http import streamablehttp_client
 from visitor import Visitor, png
 
-from decomoe.ask import ask
+from decomoe.answer import ask
 from decomoe.methods import METHODS, DecoMoE, Dense
 from decomoe.mini.draw import draw
 

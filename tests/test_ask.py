@@ -1,7 +1,6 @@
 """Asking: streaming, stopping, errors from the worker thread, several people at once."""
 
 import itertools
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +10,7 @@ import torch
 from conftest import BUILDERS, slowed
 from transformers import AutoTokenizer, GotOcr2ImageProcessorPil
 
-from decomoe.ask import MINI, Answer, Loaded, Token, ask, encode, stream
+from decomoe.answer import MINI, Answer, Loaded, Token, ask, encode, stream
 from decomoe.decode import CompiledDecode
 from decomoe.families import InternVLImageProcessor
 from decomoe.methods import DecoMoE, Dense
@@ -56,7 +55,7 @@ def test_stream_grows_to_the_answer(mini, image, slow):
 def test_watching_takes_little_of_the_time(mini, image, slow, monkeypatch):
     """Who is slow with what he sees is shown less, not the run slowed down."""
     monkeypatch.setattr(mini.model.generation_config, "eos_token_id", None)
-    monkeypatch.setattr(sys.modules["decomoe.ask"], "WATCHING", 0.05)
+    monkeypatch.setattr("decomoe.answer.WATCHING", 0.05)
     looks = []
     for event in stream(mini, image, "Describe the picture.", max_new_tokens=24, pace_s=0.001):
         looks.append((time.monotonic(), event))

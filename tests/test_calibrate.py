@@ -19,7 +19,7 @@ from tiny_calibration import CASES, TINY
 from torch import nn
 
 from decomoe import cli
-from decomoe.ask import MINI, Loaded, encode
+from decomoe.answer import MINI, Loaded, encode
 from decomoe.benchmarks import Benchmark, Case, run
 from decomoe.calibrate import Question, Settings, Training, calibrate, gate_candidates, hindsight, store
 from decomoe.calibrate.data import GUARANTEED, load_questions, split

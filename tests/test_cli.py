@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from decomoe import cli
-from decomoe.ask import MINI, load
+from decomoe.answer import MINI, load
 from decomoe.cli.ask import difference
 from decomoe.families import parts_of
 from decomoe.mini.draw import draw
@@ -258,11 +258,19 @@ def test_out_of_memory_is_a_sentence(decomoe, mini, picture, monkeypatch):
     assert "try a smaller one" in err
 
 
+def test_help_does_not_wait_for_torch():
+    """And all that the package promises is there once it is asked for."""
+    look = "import sys, decomoe.cli; decomoe.cli.parser(); print('torch' in sys.modules)"
+    promised = "from decomoe import *; print(DecoMoE().name, callable(ask), 'stream' in dir())"
+    for code, said in ((look, "False"), (promised, "decomoe True True")):
+        assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == said
+
+
 def test_interrupt_ends_quietly(decomoe, picture, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys.modules["decomoe.ask"], "ask", interrupted)  # the package's `ask` is the function
+    monkeypatch.setattr("decomoe.answer.ask", interrupted)
     assert decomoe("ask", picture, "What?")[0] == 130
 
 

@@ -12,7 +12,7 @@ from reference import Seen, reference
 from torch import nn
 
 from decomoe import cli
-from decomoe.ask import Loaded
+from decomoe.answer import Loaded
 from decomoe.benchmarks import BENCHMARKS, Benchmark
 from decomoe.collect import COLLECTORS, collect, file_name, observe_routing, sweep
 from decomoe.collect.exits import append, exit_layers, gate_exits
@@ -191,7 +191,7 @@ def test_what_a_line_says(mini, tmp_path):
 
 
 def test_the_boundary_is_that_of_a_run(mini):
-    from decomoe.ask import ask, encode  # noqa: PLC0415
+    from decomoe.answer import ask, encode  # noqa: PLC0415
 
     cases = BENCHMARKS["drawn"].load("test", None)[:4]
     inputs = encode(mini, [(case.picture(), case.question) for case in cases])

@@ -9,7 +9,7 @@ from markdown_it import MarkdownIt
 from playwright.sync_api import expect
 from visitor import png
 
-from decomoe.ask import ask
+from decomoe.answer import ask
 from decomoe.methods import METHODS, VTW, DecoMoE, Dense, FastV, MoDES
 from decomoe.mini.draw import draw
 from decomoe.ui.compare import Row, agreement, compare, plain, table, tradeoff

@@ -12,7 +12,7 @@ from conftest import killed_midway
 from PIL import ImageChops
 
 from decomoe import cli
-from decomoe.ask import Loaded
+from decomoe.answer import Loaded
 from decomoe.benchmarks import BENCHMARKS, Benchmark, Case
 from decomoe.evaluate import METHOD_SETS, by_kind, evaluate, parse_benchmarks, parse_method, parse_methods, rows, store
 from decomoe.evaluate import run as runner

@@ -15,7 +15,7 @@ from transformers import AutoConfig
 from visitor import png
 
 from decomoe import families
-from decomoe.ask import MINI, load
+from decomoe.answer import MINI, load
 from decomoe.mini.draw import draw
 from decomoe.ui import api, hosting
 from decomoe.ui.hosting import Host

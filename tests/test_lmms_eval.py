@@ -12,7 +12,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from decomoe.ask import ask, load
+from decomoe.answer import ask, load
 from decomoe.methods import DecoMoE, FastV, SparseVLM
 from decomoe.mini.draw import draw
 

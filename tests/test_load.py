@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 from visitor import PATIENCE, no_traceback, png
 
-from decomoe.ask import ask
+from decomoe.answer import ask
 from decomoe.methods import METHODS
 from decomoe.mini.draw import draw
 

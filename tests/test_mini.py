@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image, ImageChops
 
-from decomoe.ask import MINI, encode, load
+from decomoe.answer import MINI, encode, load
 from decomoe.benchmarks import exact, normalize, run
 from decomoe.benchmarks.drawn import CALIBRATION_SEED, TEST_SEED, drawn_cases
 from decomoe.methods import DecoMoE, Dense

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tiny_calibration import CASES, TINY
 
 from decomoe import cli
-from decomoe.ask import Loaded, encode
+from decomoe.answer import Loaded, encode
 from decomoe.calibrate import OtherSettings, Question, Training, calibrate_other
 from decomoe.calibrate.modes import _Without, cheapest
 from decomoe.calibrate.observe import divergence

@@ -15,8 +15,8 @@ from PIL import Image
 from playwright.sync_api import Page, expect
 
 import decomoe.ui.ask as tab
-from decomoe.ask import Token, stream
-from decomoe.ask import ask as alone
+from decomoe.answer import Token, stream
+from decomoe.answer import ask as alone
 from decomoe.benchmarks.drawn import CALIBRATION_SEED, FRESH_SEEDS
 from decomoe.methods import DecoMoE, Dense
 from decomoe.mini.draw import draw

@@ -2,7 +2,7 @@
 
 import pytest
 
-from decomoe.ask import ask
+from decomoe.answer import ask
 from decomoe.methods import DecoMoE, Dense
 from decomoe.ui.predict import predict
 

@@ -21,7 +21,7 @@ FLOORS = {
     "record": 2,
     "decode": 2,
     "runtime": 3,
-    "ask": 4,
+    "answer": 4,
     "latency": 4,
     "shapes": 4,
     "bench": 5,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from tqdm import tqdm
 
-from ..ask import Loaded, encode
+from ..answer import Loaded, encode
 from ..methods import Method
 from ..runtime import attach
 from ..trace import Trace

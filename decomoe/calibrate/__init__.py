@@ -12,7 +12,7 @@ import torch
 from accelerate import PartialState
 from torch import Tensor
 
-from ..ask import Loaded
+from ..answer import Loaded
 from ..calibration import Calibration, fingerprint
 from ..families import Parts, parts_of
 from ..gate import Gate

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from ..ask import Loaded
+from ..answer import Loaded
 from ..calibration import Calibration
 from ..families import Parts, parts_of
 from ..methods import Method

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from ..ask import Loaded, encode
+from ..answer import Loaded, encode
 from ..benchmarks import normalize
 from ..calibration import Calibration
 from ..families import Parts, parts_of

@@ -9,7 +9,7 @@ import torch
 from accelerate import PartialState
 from torch import Tensor
 
-from ..ask import Loaded
+from ..answer import Loaded
 from ..calibration import Calibration
 from ..families import parts_of
 from ..methods import VTW

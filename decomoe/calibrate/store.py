@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from tqdm import tqdm
 
-from ..ask import Loaded
+from ..answer import Loaded
 from ..calibration import fingerprint, weights_digest
 from ..families import parts_of
 from ..methods import DecoMoE

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 from PIL import Image
 
-from ..ask import is_out_of_memory
 from . import ask, bench, calibrate, cases, collect, evaluate, figures, match, serve
 
 
@@ -26,6 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         message = " ".join(str(error).split())
     except RuntimeError as error:
+        from ..answer import is_out_of_memory  # noqa: PLC0415 (torch is there by now)
+
         if not is_out_of_memory(error):
             raise
         message = "The model ran out of memory; take a smaller model, or a smaller --batch where there is one."

@@ -9,7 +9,7 @@ from ..images import load_image
 from .common import add_offload, check_counts, load_model, offload
 
 if TYPE_CHECKING:
-    from ..ask import Token
+    from ..answer import Token
     from ..methods import Method
     from ..trace import Trace
 
@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
     check_counts(options, "max_new_tokens")
     _methods(options, layers=48)  # a slip is told before the model loads
     loaded = load_model(options)
-    from ..ask import ask  # noqa: PLC0415
+    from ..answer import ask  # noqa: PLC0415
 
     traces = []
     methods = _methods(options, loaded.model.config.get_text_config().num_hidden_layers)

@@ -101,7 +101,7 @@ def _shape(options: argparse.Namespace) -> tuple[Any, "Calibration | None", list
 
 
 def _model(options: argparse.Namespace) -> tuple[Any, "Calibration | None", list[dict[str, Any]]]:
-    from ..ask import encode  # noqa: PLC0415
+    from ..answer import encode  # noqa: PLC0415
     from ..images import load_image  # noqa: PLC0415
 
     if options.image is None:

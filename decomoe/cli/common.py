@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..ask import Loaded
+    from ..answer import Loaded
     from ..benchmarks import Benchmark
     from ..calibration import Calibration
     from ..methods import Method
@@ -24,7 +24,7 @@ def load_model(options: argparse.Namespace, calibrated: bool = True) -> "Loaded"
     from transformers.utils import logging  # noqa: PLC0415 (seconds more; not for a bad picture)
 
     from .. import families  # noqa: PLC0415
-    from ..ask import MINI, Loaded, load  # noqa: PLC0415
+    from ..answer import MINI, Loaded, load  # noqa: PLC0415
 
     if not sys.stderr.isatty():
         logging.disable_progress_bar()
@@ -81,7 +81,7 @@ def prepared(
 
 def results_of(options: argparse.Namespace) -> Path:
     """The folder for the results."""
-    from ..ask import MINI  # noqa: PLC0415
+    from ..answer import MINI  # noqa: PLC0415
 
     return options.out or Path("results") / Path(options.model or MINI).resolve().name
 

@@ -14,7 +14,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; the exit status."""
-    from ..ask import MINI  # noqa: PLC0415
+    from ..answer import MINI  # noqa: PLC0415
     from ..ui.hosting import Host  # noqa: PLC0415
     from ..ui.page import serve  # noqa: PLC0415
 

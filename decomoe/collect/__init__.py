@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from ..ask import Loaded
+from ..answer import Loaded
 from ..benchmarks import Benchmark
 from ..evaluate.run import Batch, Groups, Job, work_through
 from ..evaluate.store import Record

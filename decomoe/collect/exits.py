@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..ask import Loaded, encode
+from ..answer import Loaded, encode
 from ..evaluate.run import Batch
 from ..families import parts_of
 from ..methods import DecoMoE, Dense

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..ask import Loaded, ask, encode
+from ..answer import Loaded, ask, encode
 from ..benchmarks import Case
 from ..evaluate.run import Batch
 from ..latency import PARTS, Phase, profile

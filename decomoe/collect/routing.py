@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..ask import Loaded, encode
+from ..answer import Loaded, encode
 from ..calibration import Calibration
 from ..evaluate.run import Batch
 from ..families import Parts, parts_of

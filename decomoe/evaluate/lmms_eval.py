@@ -15,7 +15,7 @@ from accelerate import PartialState
 from lmms_eval.api.model import lmms
 from PIL import Image
 
-from ..ask import MINI, load
+from ..answer import MINI, load
 from ..benchmarks import Case, run
 from ..families import parts_of
 from ..images import load_image

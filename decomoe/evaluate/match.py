@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from ..ask import Loaded
+from ..answer import Loaded
 from ..benchmarks import Case, run
 from ..families import parts_of
 from ..methods import Method, SparseVLM

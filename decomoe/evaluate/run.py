@@ -14,7 +14,7 @@ from accelerate import PartialState
 from torch import Tensor
 from tqdm import tqdm
 
-from ..ask import Loaded
+from ..answer import Loaded
 from ..benchmarks import Benchmark, Case, Outcome, run_batch
 from ..calibration import weights_digest
 from ..families import parts_of

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from ..ask import Loaded, ask, load
+from ..answer import Loaded, ask, load
 from ..methods import DecoMoE, Dense
 from ..trace import Trace
 from .draw import Picture, draw

@@ -28,7 +28,7 @@ SPECIAL = (
     "<|image_pad|>",
     "<|video_pad|>",
 )
-# Qwen's layout without a system turn. Text goes in as it is: `decomoe.ask` keeps special tokens out of it.
+# Qwen's layout without a system turn. Text goes in as it is: `decomoe.answer` keeps special tokens out of it.
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n"
     "{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}"

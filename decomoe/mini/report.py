@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from ..ask import MINI
+from ..answer import MINI
 from ..benchmarks import BENCHMARKS
 from ..calibration import Calibration
 from ..collect.cases import found_in, markdown, picture_of, told_of

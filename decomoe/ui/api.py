@@ -6,7 +6,7 @@ from typing import Any
 
 import gradio as gr
 
-from ..ask import Answer, stream
+from ..answer import Answer, stream
 from .common import sentence
 from .compare import ALL, Row, check_methods
 from .compare import compare as run

@@ -11,7 +11,7 @@ from typing import Any
 import gradio as gr
 from PIL import Image
 
-from ..ask import Answer, Token, encode, out_of_memory_is_told, stream
+from ..answer import Answer, Token, encode, out_of_memory_is_told, stream
 from ..benchmarks.drawn import FRESH_SEEDS
 from ..latency import profile
 from ..methods import METHODS, DecoMoE, Dense, from_toggles

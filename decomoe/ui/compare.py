@@ -9,7 +9,7 @@ from typing import Any
 import gradio as gr
 from PIL import Image
 
-from ..ask import Answer, Loaded, ask, stream
+from ..answer import Answer, Loaded, ask, stream
 from ..evaluate import parse_methods
 from ..families import parts_of
 from ..methods import METHODS, Method

@@ -15,7 +15,7 @@ from PIL import Image
 from analysis.data import Data
 from analysis.figures import fig3a, fig6
 
-from ..ask import Loaded, encode, out_of_memory_is_told
+from ..answer import Loaded, encode, out_of_memory_is_told
 from ..benchmarks import normalize
 from ..collect import Swept, observe_routing, sweep
 from ..collect.exits import exit_layers, gate_exits

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from ..ask import MINI, Loaded, ask, load, name_of, outline
+from ..answer import MINI, Loaded, ask, load, name_of, outline
 from ..methods import Dense, from_toggles
 
 ZERO_GPU = os.environ.get("SPACES_ZERO_GPU", "").lower() in ("1", "true")  # set by the platform

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from ..ask import Loaded
+from ..answer import Loaded
 from ..experts import expert_order
 from ..families import parts_of
 from ..methods import DecoMoE
