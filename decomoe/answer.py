@@ -3,10 +3,11 @@
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from PIL import Image
@@ -27,6 +28,7 @@ MINI = Path(__file__).parents[1] / "assets" / "mini"
 STOPPED = "Stopped before the first token."
 WATCHING = 0.03  # the largest share of the time that a watcher may take; passing on what it saw takes some more
 SLOWEST_S = 1.0  # but it looks as often as that
+T = TypeVar("T")
 
 
 @dataclass
@@ -50,6 +52,28 @@ def name_of(source: str | Path) -> str:
     return path.name if path.is_absolute() else str(path)
 
 
+@contextmanager
+def _without_workers() -> Iterator[None]:
+    """Compute in this thread alone, so that none of the workers that `apart` tells of stay with it."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def apart(work: Callable[[], T]) -> T:
+    """Do `work` in a thread that ends with it.
+
+    OpenMP keeps workers for every thread that has computed. Once there are more than processors, none spins any more
+    while it waits, and a TTFT on two processors more than doubles. A thread that ends takes its workers along.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(work).result()
+
+
+@_without_workers()
 def outline(
     source: str | Path = MINI, calibration: str | Path | None = None
 ) -> tuple[PretrainedConfig, Calibration | None]:
@@ -66,6 +90,7 @@ def outline(
     return config, Calibration.load(folder)
 
 
+@_without_workers()
 def load(
     source: str | Path = MINI,
     calibration: str | Path | None = None,
@@ -300,7 +325,7 @@ def stream(
     Whoever looks in between takes the interpreter from the run; so the pace slackens, to `SLOWEST_S` at most, until
     what is done with the tokens takes no more than `WATCHING` of the time. Setting `stop` stops the answer within a
     layer, and so does closing the generator; but that can't be closed between two looks. An error in `ask` is raised
-    here.
+    here. The run has a thread of its own, which ends with it: see `apart`.
     """
     latest: Token | None = None
     shown, pause = latest, pace_s

@@ -4,6 +4,7 @@ import base64
 import json
 import pickle
 import shutil
+import subprocess
 import sys
 from functools import wraps
 from types import SimpleNamespace
@@ -104,3 +105,30 @@ def test_on_zero_gpu_questions_run_in_a_worker_that_gets_and_gives_plain_data(mo
 
 def test_elsewhere_functions_stay_as_they_are():
     assert hosting.on_gpu(1, 64)(print) is print
+
+
+VISIT = """
+import sys, time, psutil, torch
+from decomoe.methods import Dense
+from decomoe.ui import ask, compare, explore
+from decomoe.ui.guard import read_picture
+from decomoe.ui.hosting import Host
+
+torch.set_num_threads(4)
+host, picture, knobs = Host(), sys.argv[1], (True, True, 0.7, 0.5, 0, 0, "calibrated", "drop")
+host.load()
+list(ask._run(host, picture, "What is this?", {}, "dense", 2, *knobs))
+ask._profile(host, picture, "What is this?", "dense", *knobs)
+list(compare.compare(host.loaded, read_picture(picture), "What is this?", {"dense": Dense()}, 2))
+list(explore._explore(host, picture, 1, "What is this?"))
+time.sleep(0.5)
+before = psutil.Process().num_threads()
+torch.rand(1 << 22).exp()
+print(psutil.Process().num_threads() - before)
+"""
+
+
+def test_whoever_called_has_no_idle_workers():
+    """They would slow every later answer down. A thread that has none yet gets all its three at its first work."""
+    picture = f"data:image/png;base64,{base64.b64encode(png(draw(7).image)).decode()}"
+    assert subprocess.check_output([sys.executable, "-c", VISIT, picture], text=True).split()[-1] == "3"

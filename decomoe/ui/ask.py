@@ -11,10 +11,10 @@ from typing import Any
 import gradio as gr
 from PIL import Image
 
-from ..answer import Answer, Token, encode, out_of_memory_is_told, stream
+from ..answer import Answer, Loaded, Token, apart, encode, out_of_memory_is_told, stream
 from ..benchmarks.drawn import FRESH_SEEDS
-from ..latency import profile
-from ..methods import METHODS, DecoMoE, Dense, from_toggles
+from ..latency import Breakdown, profile
+from ..methods import METHODS, DecoMoE, Dense, Method, from_toggles
 from ..mini.draw import draw
 from ..mini.examples import Example, examples
 from ..trace import Trace
@@ -328,16 +328,18 @@ def _profile(host: Host, image: Any, question: str, baseline: str, *knobs: Any) 
     try:
         picture, asked = read_picture(image), read_question(question)
         methods = {NAMES[baseline]: METHODS[baseline](), "DecoMoE": _method(host, *knobs)}
-        loaded = host.loaded
-        with out_of_memory_is_told(), loaded.lock:
-            inputs = encode(loaded, [(picture, asked)])
-            found = {
-                name: profile(loaded.model, method, inputs, loaded.calibration, PROFILED)
-                for name, method in methods.items()
-            }
-        return latency_figure(found)
+        return latency_figure(apart(partial(_profiles, host.loaded, picture, asked, methods)))
     except Exception as error:
         raise gr.Error(sentence(error), duration=None, print_exception=False) from error
+
+
+def _profiles(loaded: Loaded, picture: Image.Image, question: str, methods: dict[str, Method]) -> dict[str, Breakdown]:
+    with out_of_memory_is_told(), loaded.lock:
+        inputs = encode(loaded, [(picture, question)])
+        return {
+            name: profile(loaded.model, method, inputs, loaded.calibration, PROFILED)
+            for name, method in methods.items()
+        }
 
 
 def _recorded(host: Host, example: Example) -> tuple[Any, ...]:

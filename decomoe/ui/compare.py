@@ -4,12 +4,13 @@ import difflib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import gradio as gr
 from PIL import Image
 
-from ..answer import Answer, Loaded, ask, stream
+from ..answer import Answer, Loaded, apart, ask, stream
 from ..evaluate import parse_methods
 from ..families import parts_of
 from ..methods import METHODS, Method
@@ -123,7 +124,7 @@ def compare(
         except ValueError as error:
             rows = [*rows, Row(spec, str(error))]
             continue
-        ask(loaded, picture, question, method, max_new_tokens=1)
+        apart(partial(ask, loaded, picture, question, method, max_new_tokens=1))
         said = status
         for event in stream(loaded, picture, question, method, max_new_tokens=max_new_tokens):
             if isinstance(event, Answer):

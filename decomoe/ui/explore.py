@@ -15,7 +15,7 @@ from PIL import Image
 from analysis.data import Data
 from analysis.figures import fig3a, fig6
 
-from ..answer import Loaded, encode, out_of_memory_is_told
+from ..answer import Loaded, apart, encode, out_of_memory_is_told
 from ..benchmarks import normalize
 from ..collect import Swept, observe_routing, sweep
 from ..collect.exits import exit_layers, gate_exits
@@ -131,13 +131,14 @@ def _explore(host: Host, image: Any, at: Any, *questions: Any) -> Iterator[tuple
             yield LOADING, None, None, None, gr.skip(), gr.skip()
         loaded, found = host.loaded, list[Swept]()
         with out_of_memory_is_told():
-            inputs = encode(loaded, [(picture, question) for question in asked])
-            fires = [exit_after for exit_after, _ in gate_exits(loaded, inputs)] if host.gated else []
-            for swept in sweep(loaded, inputs, HELD):
+            inputs = apart(partial(encode, loaded, [(picture, question) for question in asked]))
+            gated = apart(partial(gate_exits, loaded, inputs)) if host.gated else []
+            fires, exits = [exit_after for exit_after, _ in gated], sweep(loaded, inputs, HELD)
+            while swept := apart(partial(next, exits, None)):
                 found.append(swept)
                 yield told(asked, found, fires), answers(asked, found), None, None, gr.skip(), gr.skip()
             curves = shown(fig3a(swept_data(host.name, asked, found)), "perplexity") | {"summary": CURVES}
-            routes = routes_of(loaded, picture, asked[0])
+            routes = apart(partial(routes_of, loaded, picture, asked[0]))
         tokens = gr.update(choices=choices(routes), value=first_asked(routes))
         drawn = (curves, shown_map(routes, shown_layer))
         yield told(asked, found, fires), answers(asked, found), *drawn, routes, tokens

@@ -3,13 +3,14 @@
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from PIL import Image
 
-from ..answer import MINI, Loaded, ask, load, name_of, outline
+from ..answer import MINI, Loaded, apart, ask, load, name_of, outline
 from ..methods import Dense, from_toggles
 
 ZERO_GPU = os.environ.get("SPACES_ZERO_GPU", "").lower() in ("1", "true")  # set by the platform
@@ -91,7 +92,7 @@ def warm_up(loaded: Loaded) -> None:
     layers = loaded.model.config.get_text_config().num_hidden_layers
     blank = Image.new("RGB", (128, 128), "white")
     for method in (Dense(), from_toggles(layers, savb=False, rcep=False, exit_after=layers - 1)):
-        ask(loaded, blank, "What is in the picture?", method, max_new_tokens=2)
+        apart(partial(ask, loaded, blank, "What is in the picture?", method, max_new_tokens=2))
 
 
 def on_gpu(answers: int, tokens: int) -> Callable[[Any], Any]:
