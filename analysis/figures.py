@@ -59,7 +59,7 @@ def fig1a(data: Data) -> go.Figure:
     }
     said = "; ".join(f"{share:.0%} in {method} {phase}" for (method, phase), share in shares.items())
     figure = _finished(figure, data, "Time by layer and part", f"Attention takes {said}.", height=HEIGHT + 150)
-    return figure.update_layout(margin={"t": 104})  # its legend takes two rows
+    return figure.update_layout(margin={"t": 112})  # its legend takes two rows
 
 
 def _is(row: Row, method: str, phase: str) -> bool:
@@ -216,16 +216,18 @@ def fig5a(data: Data) -> go.Figure:
 
 def fig5b(data: Data) -> go.Figure:
     """Time to the first token against retention, a dot a method with its 95 % interval (paper, Fig. 5b)."""
-    figure = go.Figure()
-    for row in data.rows:
+    figure, times = go.Figure(), [row["ms"] for row in data.rows]
+    margin = max(0.2 * (max(times) - min(times)), 0.02 * max(times))
+    for number, row in enumerate(data.rows):
         name = row["method"].partition(":")[0]
         dot = go.Scatter(
             x=[row["ms"]],
             y=[row["retention"]],
             mode="markers+text",
             name=row["method"],
-            text=[row["method"]],
-            textposition="middle right",
+            text=[name],
+            textposition=("top right", "bottom right")[number % 2],
+            cliponaxis=False,
             showlegend=False,
             error_y={
                 "array": [row["high"] - row["retention"]],
@@ -236,7 +238,7 @@ def fig5b(data: Data) -> go.Figure:
             hovertemplate="%{x:.1f} ms, %{y:.1%}<extra>" + row["method"] + "</extra>",
         )
         figure.add_trace(dot)
-    figure.update_xaxes(title_text="time to first token, ms", range=[0, 1.3 * max(row["ms"] for row in data.rows)])
+    figure.update_xaxes(title_text="time to first token, ms", range=[min(times) - margin, max(times) + 2 * margin])
     figure.update_yaxes(title_text="retention", tickformat=".0%")
     said = "; ".join(f"{row['method']} {row['ms']:.0f} ms, {row['retention']:.1%}" for row in data.rows)
     return _finished(figure, data, "Time against retention", f"{said}.")
