@@ -137,13 +137,15 @@ def test_toggles(decomoe, picture, switches, exit_after):
 @pytest.mark.parametrize(
     ("switches", "message"),
     [
-        (["--no-rcep", "--p", 0.5], "--p is of RCEP"),
-        (["--no-rcep", "--prefix", 8], "--prefix is of RCEP"),
-        (["--no-rcep", "--drop"], "--drop is of RCEP"),
-        (["--no-rcep", "--order", "native"], "--order is of RCEP"),
-        (["--seed", 3], "--seed is of --order random"),
-        (["--no-savb", "--theta", 0.5], "--theta is of the gate"),
-        (["--exit-after", 9, "--theta", 0.5], "--theta is of the gate"),
+        (["--no-rcep", "--p", 0.5], "p is of RCEP"),
+        (["--no-rcep", "--prefix", 8], "prefix is of RCEP"),
+        (["--no-rcep", "--drop"], "outside is of RCEP"),
+        (["--no-rcep", "--order", "native"], "order is of RCEP"),
+        (["--seed", 3], "seed is of a random order"),
+        (["--no-savb", "--theta", 0.5], "theta is of the gate"),
+        (["--exit-after", 9, "--theta", 0.5], "theta is of the gate"),
+        (["--method", "decomoe:rcep=no,p=0.5"], "p is of RCEP"),
+        (["--method", "decomoe:exit_after=9,theta=0.5"], "theta is of the gate"),
     ],
 )
 def test_switches_that_would_do_nothing_are_refused(decomoe, picture, switches, message):

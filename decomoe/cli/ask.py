@@ -80,7 +80,6 @@ def _methods(options: argparse.Namespace, layers: int) -> "list[Method]":
     from ..evaluate import parse_method  # noqa: PLC0415
     from ..methods import DecoMoE, Dense, from_toggles  # noqa: PLC0415
 
-    _check_switches(options)
     decomoe = from_toggles(
         layers,
         savb=not options.no_savb,
@@ -101,17 +100,6 @@ def _methods(options: argparse.Namespace, layers: int) -> "list[Method]":
         )
     method = decomoe if options.method == DecoMoE.name else parse_method(options.method, layers)
     return [Dense(), method] if options.compare else [method]
-
-
-def _check_switches(options: argparse.Namespace) -> None:
-    """Refuse switches of a half that is off: they would do nothing."""
-    for name in ("p", "prefix", "keep_ratio", "order", "drop") if options.no_rcep else ():
-        if getattr(options, name) not in (None, False):
-            raise ValueError(f"--{name.replace('_', '-')} is of RCEP, which --no-rcep turns off; leave one out.")
-    if options.seed is not None and options.order != "random":
-        raise ValueError("--seed is of --order random; add that, or leave it out.")
-    if options.theta is not None and (options.no_savb or options.exit_after is not None):
-        raise ValueError("--theta is of the gate, which --no-savb and --exit-after replace; leave one out.")
 
 
 class _Printer:

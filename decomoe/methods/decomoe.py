@@ -101,7 +101,19 @@ def from_toggles(
 
     Without SAVB, RCEP still needs an exit to start from: the paper's "RCEP only" fixes one (Table 2). Without both,
     nothing leaves.
+
+    Raises:
+        ValueError: one of `options` would do nothing beside the switches.
     """
+    of_rcep = {"p": None, "prefix": None, "keep_ratio": None, "order": "rcep", "outside": "reroute"}
+    for names, off, half in (
+        (of_rcep, not rcep, "RCEP, which is off"),
+        ({"theta": None}, not savb or exit_after is not None, "the gate, which a fixed exit or no SAVB replaces"),
+        ({"seed": 0}, options.get("order") != "random", "a random order"),
+    ):
+        for name in names if off else ():
+            if options.get(name, names[name]) not in (None, names[name]):
+                raise ValueError(f"{name} is of {half}; leave one out.")
     if exit_after is not None:
         return DecoMoE(exit_after=exit_after, rcep=rcep, **options)
     if savb:

@@ -162,18 +162,14 @@ def _method(
     order: str,
     outside: str,
 ) -> DecoMoE:
-    """What the knobs mean."""
-    return from_toggles(
-        host.layers,
-        savb=savb,
-        rcep=rcep,
-        exit_after=int(exit_after or 0) or None,
-        theta=theta,
-        p=p if rcep and not keep_ratio else None,
-        keep_ratio=(keep_ratio or None) if rcep else None,
-        order=ORDERS[order],
-        outside=OUTSIDE[outside],
-    )
+    """What the knobs mean; those of a half that is off mean nothing."""
+    options: dict[str, Any] = {}
+    if rcep:
+        share = {"keep_ratio": keep_ratio} if keep_ratio else {"p": p}
+        options |= {**share, "order": ORDERS[order], "outside": OUTSIDE[outside]}
+    if savb and not exit_after:
+        options["theta"] = theta
+    return from_toggles(host.layers, savb=savb, rcep=rcep, exit_after=int(exit_after or 0) or None, **options)
 
 
 _running: dict[str, threading.Event] = {}  # what stops a run of this process, by the name that only its own page knows
