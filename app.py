@@ -6,14 +6,22 @@ import sys
 if os.environ.get("SPACES_ZERO_GPU"):
     import spaces  # noqa: F401 (before anything touches CUDA)
 
-from decomoe.ui.hosting import chosen
-from decomoe.ui.page import serve
 
-if __name__ == "__main__":
+def main() -> int:
+    """Serve the page until interrupted; the exit status."""
+    print("Starting; torch and Gradio take some seconds to load.", flush=True)
     try:
+        from decomoe.ui.hosting import chosen  # noqa: PLC0415 (Ctrl-C meanwhile ends quietly)
+        from decomoe.ui.page import serve  # noqa: PLC0415
+
         serve(chosen())
     except (OSError, ValueError) as error:
         print(f"decomoe: {str(error).splitlines()[0]}", file=sys.stderr)
-        sys.exit(2)
+        return 2
     except KeyboardInterrupt:
-        sys.exit(130)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -14,6 +14,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; the exit status."""
+    print("Starting; torch and Gradio take some seconds to load.", flush=True)
     from ..answer import MINI  # noqa: PLC0415
     from ..ui.hosting import Host  # noqa: PLC0415
     from ..ui.page import serve  # noqa: PLC0415
