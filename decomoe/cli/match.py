@@ -1,9 +1,12 @@
 """`decomoe match`: methods at equal cost."""
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .common import add_data, check_counts, load_model
+
+if TYPE_CHECKING:
+    from ..evaluate.match import Cost
 
 
 def add(commands: Any) -> argparse.ArgumentParser:
@@ -23,7 +26,7 @@ def run(options: argparse.Namespace) -> int:
     check_counts(options, "batch", "max_new_tokens")
     from ..benchmarks import BENCHMARKS  # noqa: PLC0415
     from ..calibrate.data import load_questions  # noqa: PLC0415
-    from ..evaluate import at_strength, cost_of, matched, missed, parse_method, parse_methods  # noqa: PLC0415
+    from ..evaluate import at_strength, cost_of, matched, parse_method, parse_methods  # noqa: PLC0415
 
     specs = list(parse_methods(options.methods, layers=48))
     parse_method(options.to, layers=48)
@@ -33,9 +36,18 @@ def run(options: argparse.Namespace) -> int:
         at_strength(spec, 0.5, loaded)  # what can't be matched is told before the work
     to = parse_method(options.to, loaded.model.config.get_text_config().num_hidden_layers)
     target = cost_of(loaded, cases, to, *sizes)
-    found = {options.to: target, **dict(matched(loaded, cases, spec, target, *sizes) for spec in specs)}
-    for spec, cost in found.items():
-        note = ", the nearest that it can" if missed(spec, cost, target) else ""
-        print(f"{spec}: FLOPs against dense: {cost['executed']:.3f} executed, {cost['sparse']:.3f} sparse{note}")
+    found = [_said(options.to, target, target)]
+    found += [_said(*matched(loaded, cases, spec, target, *sizes), target) for spec in specs]
     print("--methods", *found)
     return 0
+
+
+def _said(spec: str, cost: "Cost", target: "Cost") -> str:
+    """Print what a method costs as soon as it is known; the method."""
+    from ..evaluate import missed  # noqa: PLC0415
+
+    note = ", the nearest that it can" if missed(spec, cost, target) else ""
+    print(
+        f"{spec}: FLOPs against dense: {cost['executed']:.3f} executed, {cost['sparse']:.3f} sparse{note}", flush=True
+    )
+    return spec

@@ -6,6 +6,7 @@ Found on calibration questions, from their FLOPs alone: no answer is scored.
 from collections.abc import Mapping, Sequence
 
 import torch
+from tqdm import tqdm
 
 from ..answer import Loaded
 from ..benchmarks import Case, run
@@ -44,7 +45,7 @@ def matched(
     def gap(candidate: str) -> float:
         return costs[candidate][convention] - target[convention]
 
-    for _ in range(STEPS):
+    for _ in tqdm(range(STEPS), spec, leave=False, disable=None):  # at most so many
         strength = (low + high) / 2
         candidate = at_strength(spec, strength, loaded)
         if candidate not in costs:
