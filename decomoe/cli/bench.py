@@ -152,7 +152,7 @@ def _for_shape(text: str) -> str:
     """A spec that does without a calibration."""
     name, _, given = text.partition(":")
     if name == "decomoe":
-        given += "" if "order=" in given else ",order=native"
+        given += "" if "order=" in given or "rcep=no" in given else ",order=native"
         given += "" if "exit_after=" in given or "savb=" in given else ",savb=no"
     return f"{name}:{given.strip(',')}" if given.strip(",") else name
 
