@@ -2,6 +2,7 @@
 
 import base64
 import json
+import os
 import pickle
 import shutil
 import subprocess
@@ -110,12 +111,11 @@ def test_elsewhere_functions_stay_as_they_are():
 VISIT = """
 import sys, time, psutil, torch
 from decomoe.methods import Dense
-from decomoe.ui import ask, compare, explore
+from decomoe.ui import ask, compare, explore, hosting
 from decomoe.ui.guard import read_picture
-from decomoe.ui.hosting import Host
 
-torch.set_num_threads(4)
-host, picture, knobs = Host(), sys.argv[1], (True, True, 0.7, 0.5, 0, 0, "calibrated", "drop")
+hosting.THREADS = 4
+host, picture, knobs = hosting.Host(), sys.argv[1], (True, True, 0.7, 0.5, 0, 0, "calibrated", "drop")
 host.load()
 list(ask._run(host, picture, "What is this?", {}, "dense", 2, *knobs))
 ask._profile(host, picture, "What is this?", "dense", *knobs)
@@ -132,3 +132,22 @@ def test_whoever_called_has_no_idle_workers():
     """They would slow every later answer down. A thread that has none yet gets all its three at its first work."""
     picture = f"data:image/png;base64,{base64.b64encode(png(draw(7).image)).decode()}"
     assert subprocess.check_output([sys.executable, "-c", VISIT, picture], text=True).split()[-1] == "3"
+
+
+LOADED = """
+import torch
+before = torch.get_num_threads()
+from decomoe.ui import hosting
+hosting.load = hosting.warm_up = lambda *_: None
+hosting.Host().load()
+print(before, torch.get_num_threads())
+"""
+
+
+@pytest.mark.parametrize("wanted", [None, "2"])
+def test_a_processor_is_left_to_the_page_unless_somebody_says_how_many(wanted):
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    environment |= {"OMP_NUM_THREADS": wanted} if wanted else {}
+    said = subprocess.check_output([sys.executable, "-c", LOADED], text=True, env=environment)
+    before, after = map(int, said.split())
+    assert after == (before if wanted else max(1, before - 1))

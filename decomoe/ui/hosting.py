@@ -15,6 +15,8 @@ from ..methods import Dense, from_toggles
 
 ZERO_GPU = os.environ.get("SPACES_ZERO_GPU", "").lower() in ("1", "true")  # set by the platform
 BEAT_S = 0.2  # how often a waiting run looks up
+# An answer is as fast as its slowest worker: on a CPU, one processor is left to the page and to a browser beside it.
+THREADS = torch.get_num_threads() if "OMP_NUM_THREADS" in os.environ else max(1, torch.get_num_threads() - 1)
 LOADING = "The model is still loading. Recorded examples and results are here already; questions wait for it."
 
 
@@ -51,6 +53,7 @@ class Host:
         Raises:
             ValueError, OSError: as for `ask.load`.
         """
+        torch.set_num_threads(THREADS)
         loaded = load(*self._where)
         warm_up(loaded)
         self._loaded.set_result(loaded)
