@@ -29,6 +29,7 @@ STOPPED = "Stopped before the first token."
 WATCHING = 0.03  # the largest share of the time that a watcher may take; passing on what it saw takes some more
 SLOWEST_S = 1.0  # but it looks as often as that
 T = TypeVar("T")
+_ALONE = threading.RLock()
 
 
 @dataclass
@@ -54,13 +55,18 @@ def name_of(source: str | Path) -> str:
 
 @contextmanager
 def _without_workers() -> Iterator[None]:
-    """Compute in this thread alone, so that none of the workers that `apart` tells of stay with it."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+    """Compute in this thread alone, so that none of the workers that `apart` tells of stay with it.
+
+    The number of threads is one for the process: one caller at a time changes it. (What computes for the first time
+    in a thread meanwhile takes it over for good, which torch offers no way around.)
+    """
+    with _ALONE:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
 
 
 def apart(work: Callable[[], T]) -> T:

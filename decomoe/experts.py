@@ -79,7 +79,7 @@ def loop(experts: Any, hidden: Tensor, indices: Tensor, scores: Tensor) -> Tenso
         if not used:
             return torch.zeros_like(hidden)
         weights = scores if len(used) == scores.shape[1] else scores[:, [place for place, _ in used]]
-        return weights @ torch.cat([_run(experts, expert, hidden) for _, expert in used])
+        return weights.to(hidden.dtype) @ torch.cat([_run(experts, expert, hidden) for _, expert in used])
     routes, order = indices.flatten().sort()
     tokens, weights = order // indices.shape[1], scores.flatten()[order].unsqueeze(1)
     out, start = torch.zeros_like(hidden), 0
@@ -92,14 +92,18 @@ def loop(experts: Any, hidden: Tensor, indices: Tensor, scores: Tensor) -> Tenso
 
 
 def grouped(experts: Any, hidden: Tensor, indices: Tensor, scores: Tensor) -> Tensor:
-    """transformers' grouped GEMM, with less around it on a CPU: a result is weighted and summed from where it lies."""
+    """transformers' grouped GEMM, with less around it on a CPU: a result is weighted and summed from where it lies.
+
+    Forward only: the sentinel's rows, which the products skip, would give gradients.
+    """
     routes, order = indices.flatten().sort()
     ends = torch.bincount(routes, minlength=experts.num_experts)[: experts.num_experts].cumsum(0, dtype=torch.int32)
     inputs = hidden.index_select(0, order // indices.shape[1])
     gated = experts._apply_gate(_grouped_linear(inputs, experts.gate_up_proj, ends))
     results = _grouped_linear(gated, experts.down_proj, ends)
     results[int(ends[-1]) :] = 0  # the sentinel's, sorted last, which nothing was written to
-    return F.embedding_bag(order.argsort().view_as(indices), results, per_sample_weights=scores, mode="sum")
+    weights = scores.to(hidden.dtype)
+    return F.embedding_bag(order.argsort().view_as(indices), results, per_sample_weights=weights, mode="sum")
 
 
 def all_experts(experts: Any, hidden: Tensor, indices: Tensor, scores: Tensor) -> Tensor:
@@ -113,18 +117,20 @@ def all_experts(experts: Any, hidden: Tensor, indices: Tensor, scores: Tensor) -
         count = int(indices.where(indices < count, -1).max()) + 1
     gate_up, down = (getattr(experts, name)[:count].transpose(1, 2) for name in _WEIGHTS)
     results = torch.bmm(experts._apply_gate(torch.bmm(hidden.expand(count, *hidden.shape), gate_up)), down)
-    weights = scores.new_zeros(len(hidden), experts.num_experts + 1).scatter_(1, indices, scores)
+    weights = hidden.new_zeros(len(hidden), experts.num_experts + 1).scatter_(1, indices, scores.to(hidden.dtype))
     return torch.einsum("ne,end->nd", weights[:, :count], results)
 
 
 def automatic(experts: Any, hidden: Tensor, indices: Tensor, scores: Tensor) -> Tensor:
     """The fastest that we know of: a loop for a single token on a CPU and where weights must be fetched, else grouped
-    GEMM (which on a CPU is a loop too, inside torch): ours on a CPU, transformers' on a GPU, where it never waits.
+    GEMM (which on a CPU is a loop too, inside torch): ours on a CPU, transformers' for gradients and on a GPU, where it
+    never waits.
     """
     on_cpu = hidden.device.type == "cpu"
     if hasattr(experts, _HOST) or (on_cpu and len(hidden) == 1):
         return loop(experts, hidden, indices, scores)
-    return (grouped if on_cpu else ALL_EXPERTS_FUNCTIONS["grouped_mm"])(experts, hidden, indices, scores)
+    ours = on_cpu and not torch.is_grad_enabled()
+    return (grouped if ours else ALL_EXPERTS_FUNCTIONS["grouped_mm"])(experts, hidden, indices, scores)
 
 
 def gather(experts: Any, hidden: Tensor, indices: Tensor, scores: Tensor) -> Tensor:
@@ -135,7 +141,7 @@ def gather(experts: Any, hidden: Tensor, indices: Tensor, scores: Tensor) -> Ten
     own = indices.clamp(max=experts.num_experts - 1)
     gate_up = (experts.gate_up_proj[own] * hidden[:, None, None]).sum(-1)
     results = (experts.down_proj[own] * experts._apply_gate(gate_up).unsqueeze(2)).sum(-1)
-    return (results * scores.unsqueeze(-1)).sum(1)
+    return (results * scores.to(hidden.dtype).unsqueeze(-1)).sum(1)
 
 
 def executor_in_graph(device: torch.device, dtype: torch.dtype) -> Callable[[Any, Tensor, Tensor, Tensor], Tensor]:

@@ -49,6 +49,37 @@ def test_executors_compute_what_the_eager_loop_does(model, name, tokens, dropped
 
 
 @pytest.mark.parametrize("tokens", [1, 50])
+@pytest.mark.parametrize("name", OURS)
+def test_executors_give_the_gradients_of_the_eager_loop(model, name, tokens):
+    """With dropped routes too; of states, scores and weights."""
+    experts = parts_of(model).experts[2]
+    experts._is_expert_parallel = True
+    hidden, indices, scores = routes(tokens, EXPERTS, dropped=tokens > 1)
+    hidden.requires_grad_(), scores.requires_grad_()
+    wanted = [hidden, scores, experts.gate_up_proj, experts.down_proj]
+    for weight in wanted[2:]:
+        weight.requires_grad_()
+    direction = torch.randn(tokens, WIDTH, generator=torch.Generator().manual_seed(1))
+    run = lambda function: torch.autograd.grad((function(hidden, indices, scores) * direction).sum(), wanted)  # noqa: E731
+    expected = run(lambda *arguments: eager(experts, *arguments))
+    ours = run(lambda *arguments: ALL_EXPERTS_FUNCTIONS[name](experts, *arguments))
+    for one, other in zip(ours, expected, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("tokens", [1, 50])
+@pytest.mark.parametrize("name", OURS)
+@torch.no_grad()
+def test_executors_take_scores_in_fp32_beside_states_in_bf16(model, name, tokens):
+    experts = parts_of(model).experts[2]
+    hidden, indices, scores = routes(tokens, EXPERTS)
+    expected = eager(experts, hidden, indices, scores)
+    ours = ALL_EXPERTS_FUNCTIONS[name](experts.bfloat16(), hidden.bfloat16(), indices, scores)
+    assert ours.dtype == torch.bfloat16
+    torch.testing.assert_close(ours.float(), expected, atol=0.02 * expected.abs().max().item(), rtol=0.05)
+
+
+@pytest.mark.parametrize("tokens", [1, 50])
 @pytest.mark.parametrize("name", [*OURS, "grouped_mm"])
 @torch.no_grad()
 def test_only_experts_in_use_are_read(model, name, tokens):

@@ -7,6 +7,9 @@ import pickle
 import shutil
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import wraps
 from types import SimpleNamespace
 
@@ -17,7 +20,7 @@ from transformers import AutoConfig
 from visitor import png
 
 from decomoe import families
-from decomoe.answer import MINI, load
+from decomoe.answer import MINI, _without_workers, load
 from decomoe.mini.draw import draw
 from decomoe.ui import api, hosting
 from decomoe.ui.hosting import Host
@@ -132,6 +135,31 @@ def test_whoever_called_has_no_idle_workers():
     """They would slow every later answer down. A thread that has none yet gets all its three at its first work."""
     picture = f"data:image/png;base64,{base64.b64encode(png(draw(7).image)).decode()}"
     assert subprocess.check_output([sys.executable, "-c", VISIT, picture], text=True).split()[-1] == "3"
+
+
+def test_two_loads_at_once_leave_the_number_of_threads_as_it_was():
+    """The first ends while the second is on, which then must not take the one thread of the first for the usual."""
+    usual = torch.get_num_threads()
+    torch.set_num_threads(3)
+    inside, ended = threading.Event(), threading.Event()
+
+    def first():
+        with _without_workers():
+            inside.set()
+            time.sleep(0.1)
+        ended.set()
+
+    def second():
+        inside.wait()
+        with _without_workers():
+            ended.wait()
+
+    try:
+        with ThreadPoolExecutor(2) as threads:
+            list(threads.map(lambda work: work(), (first, second)))
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(usual)
 
 
 LOADED = """

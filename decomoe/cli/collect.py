@@ -20,7 +20,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
         nargs="+",
         choices=COLLECTORS,
         default=COLLECTORS,
-        help="what to observe, all by default: routing (8 kB a question; 100 kB of the 30B models), exits (2; 6), "
+        help="what to observe, all by default: routing (8 kB a question; 100 kB of the 30B models), exits (0.7; 2), "
         "latency (4; 10)",
     )
     collect.add_argument(

@@ -44,7 +44,7 @@ def collect(
     Args:
         collectors: "routing": mass per layer and expert by modality, and text routing before and after eviction (8 kB a
             question; 100 kB with 48 layers of 128 experts). "exits": answer and perplexity at every forced exit, and
-            the gate's (2 kB; 6 kB). "latency": TTFT and TPOT by method, and time by part and layer (4 kB; 10 kB).
+            the gate's (0.7 kB; 2 kB). "latency": TTFT and TPOT by method, and time by part and layer (4 kB; 10 kB).
         methods: to time, by the specs that name them; dense always.
         batch: questions at once. Only they are in memory; "routing" and "latency" take one after the other.
     """

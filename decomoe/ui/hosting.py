@@ -36,7 +36,7 @@ class Host:
         """Read the model's configuration and calibration.
 
         Raises:
-            ValueError, OSError: as for `ask.load`.
+            ValueError, OSError: as for `answer.load`.
         """
         config, self.calibration = outline(source, calibration)
         sizes = config.get_text_config()
@@ -51,7 +51,7 @@ class Host:
         """Load the model and warm it up; who waits for it goes on.
 
         Raises:
-            ValueError, OSError: as for `ask.load`.
+            ValueError, OSError: as for `answer.load`.
         """
         torch.set_num_threads(THREADS)
         loaded = load(*self._where)
@@ -80,7 +80,7 @@ def chosen() -> Host:
     """The model of DECOMOE_MODEL, with DECOMOE_CALIBRATION, on DECOMOE_DEVICE; by default the mini model.
 
     Raises:
-        ValueError, OSError: as for `ask.load`.
+        ValueError, OSError: as for `answer.load`.
     """
     model, calibration, device = (
         os.environ.get(f"DECOMOE_{name}") or None for name in ("MODEL", "CALIBRATION", "DEVICE")
