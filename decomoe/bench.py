@@ -7,14 +7,16 @@ taken inside a round. The first round is thrown away. Medians are reported, with
 import gc
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from operator import truediv
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 from transformers import StoppingCriteria
 
 from .calibration import Calibration
@@ -28,8 +30,13 @@ from .runtime import Session, attach
 from .trace import Trace
 
 CHECKED = 5  # tokens; a CUDA graph is replayed from its third step on
+ALL_EXPERTS = "decomoe_all"  # the executor that computes more than routes ask for
+_MORE_FLOPS = {  # which torch does not count
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v)
+}
 Row = dict[str, Any]
 Clock = Callable[[], float]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -95,18 +102,34 @@ def _attached(
             yield session
 
 
+@dataclass
+class _Run:
+    """One answer to each row of a prompt: seconds from the call to each token, the tokens (B, G), and memory held."""
+
+    seconds: list[float]
+    tokens: Tensor
+    peak: int | None = None
+
+    @property
+    def ttft(self) -> float:
+        return self.seconds[0]
+
+    @property
+    def tpot(self) -> float:
+        return (self.seconds[-1] - self.seconds[0]) / (len(self.seconds) - 1)
+
+
 def _generate(
     model: Any, session: Session | None, inputs: Mapping[str, Any], tokens: int, clock: Clock = time.perf_counter
-) -> list[float]:
-    """Seconds from the call to each token."""
+) -> _Run:
     options = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False}
     watch = _Clock(model.device, clock)
     with torch.inference_mode():
         if session is None:
-            model.generate(**inputs, stopping_criteria=[watch], **options)
+            ids = model.generate(**inputs, stopping_criteria=[watch], **options)
         else:
-            session.generate(dict(inputs), stopping_criteria=[watch], **options)
-    return [moment - watch.times[0] for moment in watch.times[1:]]
+            ids = session.generate(dict(inputs), stopping_criteria=[watch], **options)
+    return _Run([moment - watch.times[0] for moment in watch.times[1:]], ids[:, -tokens:].cpu())
 
 
 def measure(
@@ -124,7 +147,7 @@ def measure(
     Args:
         prompts: of one or several questions each, as the processor makes them; rounds take them in turns.
         tokens: to decode, exactly so many; TPOT needs 2. rounds: that count.
-        breakdown: also say where the time goes, in a pass of its own; not of compiled ones.
+        breakdown: also say where the time goes, in rounds of their own; not of compiled ones.
         clock: `time.process_time` counts CPU seconds, which others on the machine disturb less.
 
     Raises:
@@ -133,33 +156,32 @@ def measure(
     if rounds < 1 or tokens < 2:
         raise ValueError(f"At least 1 round of at least 2 tokens, not {rounds} of {tokens}.")
     decode = CompiledDecode(model) if any(variant.compiled for variant in variants.values()) else None
-    for variant in (variant for variant in variants.values() if variant.compiled):
-        with _attached(model, variant, calibration, decode) as session:
-            for inputs in prompts:  # compiles for every shape
-                _generate(model, session, inputs, tokens)
-    times: dict[str, list[list[float]]] = {name: [] for name in variants}
-    for number in range(rounds + 1):
-        for name, variant in variants.items():
-            with _attached(model, variant, calibration, decode) as session:
-                seconds = _generate(model, session, prompts[number % len(prompts)], tokens, clock)
-            if number:
-                times[name].append(seconds)
-    machine, rows, first = measure_machine(model.device, model.dtype, clock), [], next(iter(variants))
-    for name, variant in variants.items():
-        ttft, tpot = _ttft(times[name]), _tpot(times[name])
-        row: Row = {"method": name, "experts": variant.experts, "compiled": variant.compiled}
-        row |= _spread("ttft", ttft, _ttft(times[first])) | _spread("tpot", tpot, _tpot(times[first]))
+
+    def answer(variant: Variant, inputs: Mapping[str, Any]) -> _Run:
         with _attached(model, variant, calibration, decode) as session, peak_memory(model.device) as peak:
-            _generate(model, session, prompts[0], tokens)
-        row["peak_bytes"] = peak.get("bytes")
-        row |= _mean([_work(model, variant, calibration, inputs, tokens) for inputs in prompts])
-        for phase in ("prefill", "decode"):
-            floor = max(row[f"{phase}_flops"] / machine.flops, row[f"{phase}_bytes"] / machine.bandwidth)
-            measured = row["ttft_s" if phase == "prefill" else "tpot_s"]
-            row |= {f"{phase}_floor_s": floor, f"{phase}_achieved": floor / measured}
-        if breakdown and not variant.compiled:  # a graph has no parts to look into
-            row["breakdown"] = _breakdown(model, variant, calibration, prompts[0], tokens)
+            run = _generate(model, session, inputs, tokens, clock)
+        run.peak = peak.get("bytes")
+        return run
+
+    alike = {  # compiles for every shape
+        name: [_same_answers(answer, variant, inputs) for inputs in prompts]
+        for name, variant in variants.items()
+        if variant.compiled
+    }
+    runs = _rounds(rounds, variants.values(), lambda number, one: answer(one, prompts[number % len(prompts)]))
+    machine, rows = measure_machine(model.device, model.dtype, clock), []
+    for (name, variant), mine in zip(variants.items(), runs, strict=True):
+        row: Row = {"method": name, "experts": variant.experts, "compiled": variant.compiled}
+        row |= _spread("ttft", [run.ttft for run in mine], [run.ttft for run in runs[0]])
+        row |= _spread("tpot", [run.tpot for run in mine], [run.tpot for run in runs[0]])
+        row["peak_bytes"] = statistics.median(run.peak for run in mine if run.peak) if mine[0].peak else None
+        works = [_work(model, variant, calibration, inputs, tokens) for inputs in prompts]
+        row |= _mean(works) | _roofline(machine, works, mine)
+        if name in alike:
+            row["answers_as_plain"] = statistics.mean(alike[name])
         rows.append(row)
+    if breakdown:
+        _add_breakdown(rows, model, variants, calibration, prompts, tokens, rounds)
     for row in rows:
         for figure in ("peak_bytes", "prefill_flops", "decode_flops", "prefill_bytes", "decode_bytes", "kv_bytes"):
             if row[figure] and rows[0][figure]:
@@ -167,18 +189,43 @@ def measure(
     return rows
 
 
+def _rounds(rounds: int, variants: Collection[Variant], work: Callable[[int, Variant], T]) -> list[list[T]]:
+    """[variant][round] of `work`, every variant once in each round; the first round, which warms up, is left out."""
+    done = [[work(number, variant) for variant in variants] for number in range(rounds + 1)]
+    return [list(of_variant) for of_variant in zip(*done[1:], strict=True)]
+
+
+def _same_answers(
+    answer: Callable[[Variant, Mapping[str, Any]], _Run], compiled: Variant, inputs: Mapping[str, Any]
+) -> float:
+    """The share of rows whose tokens are those of the plain path, every one."""
+    plain = replace(compiled, compiled=False, method=compiled.method or Dense())
+    return (answer(compiled, inputs).tokens == answer(plain, inputs).tokens).all(1).float().mean().item()
+
+
+def _roofline(machine: Machine, works: Sequence[Row], runs: Sequence[_Run]) -> Row:
+    """The least time that arithmetic and memory allow, and the share of it in what was measured; medians of rounds.
+
+    A prefill includes the vision encoder.
+    """
+    row: Row = {}
+    for phase, seconds in (("prefill", [run.ttft for run in runs]), ("decode", [run.tpot for run in runs])):
+        floors = []
+        for work in works:
+            flops, read = work[f"{phase}_flops"], work[f"{phase}_bytes"]
+            if phase == "prefill":
+                flops, read = flops + work["vision_flops"], read + work["vision_bytes"]
+            floors.append(max(flops / machine.flops, read / machine.bandwidth))
+        of_round = [floors[number % len(works)] for number in range(1, len(runs) + 1)]
+        row[f"{phase}_floor_s"] = statistics.median(of_round)
+        row[f"{phase}_achieved"] = statistics.median(map(truediv, of_round, seconds))
+    return row
+
+
 def _mean(works: Sequence[Row]) -> Row:
     """Means over prompts; exits are listed."""
     mean = {name: statistics.mean(work[name] for work in works) for name in works[0] if name != "exit_after"}
     return mean | {"exit_after": [layer for work in works for layer in work["exit_after"]]}
-
-
-def _ttft(times: Sequence[Sequence[float]]) -> list[float]:
-    return [seconds[0] for seconds in times]
-
-
-def _tpot(times: Sequence[Sequence[float]]) -> list[float]:
-    return [(seconds[-1] - seconds[0]) / (len(seconds) - 1) for seconds in times]
 
 
 def _spread(name: str, values: Sequence[float], against: Sequence[float]) -> Row:
@@ -197,25 +244,30 @@ def _spread(name: str, values: Sequence[float], against: Sequence[float]) -> Row
 
 
 def _work(model: Any, variant: Variant, calibration: Calibration | None, inputs: Mapping[str, Any], tokens: int) -> Row:
-    """FLOPs and bytes of one prefill and one decode step over the whole batch, in the decoder and LM head.
+    """FLOPs and bytes of one prefill and one decode step over the whole batch, in the decoder and LM head; and, apart
+    from them, of the vision encoder.
 
-    From the traces of runs of their own. FLOPs are sparse ones, what a grouped GEMM computes. Bytes: each weight once
-    that a forward needs, of experts those with a route, and the keys and values that it reads or writes.
+    From the traces of runs of their own. FLOPs are sparse ones, what a grouped GEMM computes; with all experts, the
+    executed ones. Bytes: each weight once that a forward needs, of experts those with a route or, with all experts,
+    those of the prefix; and the keys and values that it reads or writes.
     """
-    flops = []
+    flops, whole = [], variant.experts == ALL_EXPERTS
     with executor(model, variant.experts), attach(model, variant.method or Dense(), calibration) as session:
         for length in (1, tokens):
-            _generate(model, session, inputs, length)
+            with _vision_flops(session.parts) as vision:
+                _generate(model, session, inputs, length)
             traces = session.traces()
-            flops.append(sum(trace.flops.sparse for trace in traces))
+            flops.append(sum(trace.flops.executed if whole else trace.flops.sparse for trace in traces))
     parts, size = session.parts, model.dtype.itemsize
     head = 2 * parts.config.hidden_size * parts.config.vocab_size * len(traces)
-    read = bytes_read(parts, session.record, traces)
+    read = bytes_read(parts, session.record, traces, whole)
     return {
         "prefill_flops": flops[0] + head,
         "decode_flops": (flops[1] - flops[0]) / (tokens - 1) + head,
         "prefill_bytes": read[0] * size,
         "decode_bytes": sum(read[1:]) / (tokens - 1) * size,
+        "vision_flops": sum(counter.get_total_flops() for counter in vision),
+        "vision_bytes": sum(weight.nbytes for tower in parts.vision for weight in tower.parameters()),
         "kv_bytes": sum(trace.kv_bytes for trace in traces),
         "exit_after": [trace.exit_after for trace in traces],
         "mean_prefix": statistics.mean(trace.mean_prefix for trace in traces),
@@ -225,7 +277,24 @@ def _work(model: Any, variant: Variant, calibration: Calibration | None, inputs:
     }
 
 
-def bytes_read(parts: Parts, record: Record, traces: Sequence[Trace]) -> list[int]:
+@contextmanager
+def _vision_flops(parts: Parts) -> Iterator[list[FlopCounterMode]]:
+    """Counters of what the vision encoder computes inside the `with`."""
+    counters: list[FlopCounterMode] = []
+
+    def begin(*_: Any) -> None:
+        counters.append(FlopCounterMode(display=False, custom_mapping=_MORE_FLOPS))
+        counters[-1].__enter__()
+
+    with ExitStack() as stack:
+        for tower in parts.vision:
+            stack.callback(tower.register_forward_pre_hook(begin).remove)
+            end = tower.register_forward_hook(lambda *_: counters[-1].__exit__(None, None, None))
+            stack.callback(end.remove)
+        yield counters
+
+
+def bytes_read(parts: Parts, record: Record, traces: Sequence[Trace], all_experts: bool = False) -> list[int]:
     """Numbers (not bytes) that each forward must read or write at least: weights once, keys and values once."""
     size = Dimensions.of(parts.config, [router is not None for router in parts.routers])
     entry = 2 * parts.config.num_key_value_heads * head_width(parts.config)
@@ -233,23 +302,50 @@ def bytes_read(parts: Parts, record: Record, traces: Sequence[Trace]) -> list[in
     for number, used in enumerate(record.used_experts()):
         total = parts.config.hidden_size * parts.config.vocab_size
         for layer in range(len(parts.layers)):
-            width = size.dense_widths[layer]
-            experts = used[layer] * size.expert() if width is None else 6 * size.hidden * width
-            total += (size.projections() + size.router() * (width is None) + experts) // 2  # 2 FLOPs a weight
+            width, experts = size.dense_widths[layer], used[layer]
+            if all_experts:
+                experts = max(record.kept(row, number)[layer] or size.experts for row in range(len(traces)))
+            weights = experts * size.expert() if width is None else 6 * size.hidden * width
+            total += (size.projections() + size.router() * (width is None) + weights) // 2  # 2 FLOPs a weight
             held = [trace.live[layer] if not number else trace.cached[layer] + number for trace in traces]
             total += entry * sum(held)
         read.append(total)
     return read
 
 
-def _breakdown(
-    model: Any, variant: Variant, calibration: Calibration | None, inputs: Mapping[str, Any], tokens: int
-) -> Row:
-    """Seconds by part; plain `generate` is broken down with an idle method attached."""
-    with executor(model, variant.experts):
-        found = profile(model, variant.method or Dense(), dict(inputs), calibration, tokens)
-    assert found.decode is not None
-    return {"prefill": found.prefill.parts, "decode": found.decode.parts}
+def _add_breakdown(
+    rows: Sequence[Row],
+    model: Any,
+    variants: Mapping[str, Variant],
+    calibration: Calibration | None,
+    prompts: Sequence[Mapping[str, Any]],
+    tokens: int,
+    rounds: int,
+) -> None:
+    """To each row that is not compiled (a graph has no parts to look into), {phase: {part: {seconds, of_dense}}}.
+
+    `of_dense` is the share of all that the first row's phase takes, so that the shares of a row sum to its ratio.
+    Medians of rounds, ratios taken inside them. Plain `generate` is broken down with an idle method attached.
+    """
+
+    def spent(number: int, variant: Variant) -> dict[str, dict[str, float]]:
+        with executor(model, variant.experts):
+            inputs = dict(prompts[number % len(prompts)])
+            found = profile(model, variant.method or Dense(), inputs, calibration, tokens)
+        assert found.decode is not None
+        return {"prefill": found.prefill.parts, "decode": found.decode.parts}
+
+    def summary(phase: str, part: str, mine: Sequence[Any], first: Sequence[Any]) -> dict[str, float]:
+        seconds = [run[phase][part] for run in mine]
+        whole = [sum(run[phase].values()) for run in first]
+        return {"seconds": statistics.median(seconds), "of_dense": statistics.median(map(truediv, seconds, whole))}
+
+    plain = [row for row in rows if not row["compiled"]]
+    runs = _rounds(rounds, [variants[row["method"]] for row in plain], spent)
+    for row, mine in zip(plain, runs, strict=True):
+        row["breakdown"] = {
+            phase: {part: summary(phase, part, mine, runs[0]) for part in parts} for phase, parts in mine[0].items()
+        }
 
 
 @torch.inference_mode()

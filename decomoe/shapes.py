@@ -7,6 +7,13 @@ from torch import Tensor
 from transformers import PreTrainedModel, Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration
 from transformers.initialization import no_init_weights
 
+from .calibrate import gate_candidates
+from .calibrate.others import dyvte_training
+from .calibration import Calibration, fingerprint
+from .families import parts_of
+from .gate import Gate
+from .methods.decomoe import paper_fixed_exit
+
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-vl-30b-a3b": dict(
         vocab_size=151936,
@@ -116,6 +123,29 @@ def _fill(model: Any, skew: float, seed: int) -> None:
     for layer in core.language_model.layers:
         odds = -skew * torch.arange(1, layer.mlp.gate.num_experts + 1, device=model.device).log()
         layer.mlp.gate.weight[:, 0] = odds / (width / 2) ** 0.5  # half of a state's square lies in its first number
+
+
+@torch.no_grad()
+def stand_in(model: Any) -> Calibration:
+    """A calibration of a model from `build`, which costs what a trained one does: experts in their native order, and
+    gates of SAVB and DyVTE at their usual widths, which fire from the candidate on that is nearest to the paper's
+    fixed exit (28 of 48 layers).
+    """
+    parts = parts_of(model)
+    width, training = parts.config.hidden_size, dyvte_training(parts.config.hidden_size)
+    candidates = gate_candidates(parts)
+    exit_after = min(candidates, key=lambda layer: abs(layer - paper_fixed_exit(len(parts.layers))))
+    savb = Gate(list(candidates), width)
+    dyvte = Gate(list(range(parts.first_exit, len(parts.layers) - 1)), width, training.width, training.bias)
+    for layer, head in (*savb.heads.items(), *dyvte.heads.items()):
+        for weight in head.parameters():
+            weight.zero_()
+        first, last = (weight for weight in head.parameters() if weight.ndim == 2)
+        first[:, 0] = 1  # looks at the first number, which all states share
+        last[int(int(layer) >= exit_after)] = 1
+    orders = torch.arange(parts.config.num_experts).repeat(len(parts.layers), 1)
+    savb.to(model.device).eval()
+    return Calibration(fingerprint(parts), orders, savb, others={"dyvte": dyvte.state_dict()})
 
 
 def prompt(model: Any, visual: int, text: int, rows: int = 1, seed: int = 0) -> dict[str, Tensor]:

@@ -113,6 +113,7 @@ def reference(
     answer: list[int],
     exit_after: int | None = None,
     purge: bool = False,
+    stays: bool = False,
     prefix_of=None,
     orders: list[list[int]] | None = None,
     how: str = "reroute",
@@ -124,6 +125,7 @@ def reference(
     The prefixes of a layer: prefill first, then one per decoded token.
 
     Args:
+        stays: the picture does not leave after `exit_after`; only the prefixes start there.
         after: after each layer, the visual positions that stay and {position: state} of merged ones; None: all stay.
         limit: of (layer, whether the token is visual, its routes [(expert, weight)], falling), the routes that stay.
     """
@@ -145,7 +147,7 @@ def reference(
         allowed = torch.ones(length, length).tril().bool()
         for query in range(length):
             blind = past or (exit_after is not None and purge and bool(generated[query]))
-            if blind and not visual[query]:
+            if blind and not visual[query] and not stays:
                 allowed[query, visual] = False
         gone = sorted(set(all_visual) - set(left))
         allowed[:, gone] = False
@@ -157,7 +159,7 @@ def reference(
         hidden = hidden + attended
         groups, record = [], []
         if past and prefix_of is not None:
-            groups = [[t for t in range(prompt) if not visual[t]], *[[t] for t in range(prompt, length)]]
+            groups = [[t for t in range(prompt) if stays or not visual[t]], *[[t] for t in range(prompt, length)]]
         order = orders[number] if orders else list(range(layer.mlp.experts.num_experts))
         normed = layer.post_attention_layernorm(hidden)[0]
         limited = limit and (lambda token, routes, number=number: limit(number, bool(visual[token]), routes))

@@ -15,9 +15,9 @@ from decomoe import bench, cli
 from decomoe.bench import Variant, check, executor, measure
 from decomoe.decode import CompiledDecode
 from decomoe.families import parts_of
-from decomoe.methods import DecoMoE
+from decomoe.methods import DecoMoE, DyVTE
 from decomoe.runtime import attach
-from decomoe.shapes import SHAPES, build, prompt
+from decomoe.shapes import SHAPES, build, prompt, stand_in
 
 ROOT = Path(__file__).parents[1]
 VARIANTS = {
@@ -79,6 +79,66 @@ def test_bytes_and_flops_by_hand(model):
     assert rows["dense"]["kv_bytes"] == 4 * entry * LAYERS * (text + visual + tokens - 1)
 
 
+def test_all_experts_count_as_the_paper_counts(model):
+    """By hand: without a limit every token goes through all experts, and all of them are read; else the prefix."""
+    method = DecoMoE(exit_after=3, prefix=5, order="native")
+    variants = {"dense": Variant(None, "grouped_mm")} | {
+        name: Variant(method, name) for name in ("decomoe", "decomoe_all")
+    }
+    rows = {row["method"]: row for row in measure(model, variants, [inputs_for(model, PROMPTS[0])], tokens=2, rounds=1)}
+    text, expert = len(PROMPTS[0].before) + len(PROMPTS[0].after), 6 * WIDTH * 16
+    more = 4 * (text + 4) * (EXPERTS - TOP_K) + 2 * text * (5 - TOP_K)
+    assert rows["decomoe_all"]["prefill_flops"] - rows["decomoe"]["prefill_flops"] == more * expert
+    decoded = (4 * (EXPERTS - TOP_K) + 2 * (5 - TOP_K)) * expert
+    assert rows["decomoe_all"]["decode_flops"] - rows["decomoe"]["decode_flops"] == decoded
+    used = rows["decomoe"]["decode_bytes"] - 4 * TOP_K * LAYERS * expert // 2
+    assert rows["decomoe_all"]["decode_bytes"] == used + 4 * (4 * EXPERTS + 2 * 5) * expert // 2
+
+
+def test_vision_is_counted_by_hand_and_is_part_of_the_floor(model):
+    """Products of all linear layers and convolutions, by hooks of our own, and attention's two."""
+    inputs, flops = inputs_for(model, PROMPTS[0]), []
+    config = model.config.vision_config
+    for tower in parts_of(model).vision:
+        for module in tower.modules():
+            if isinstance(module, torch.nn.Linear | torch.nn.Conv2d | torch.nn.Conv3d):
+                module.register_forward_hook(
+                    lambda module, _, out: flops.append(2 * module.weight[0].numel() * out.numel())
+                )
+    patches = []
+    blocks = [module for tower in parts_of(model).vision for module in tower.modules() if hasattr(module, "qkv")]
+    blocks += [module for tower in parts_of(model).vision for module in tower.modules() if hasattr(module, "q_proj")]
+    for module in blocks:
+        projection = getattr(module, "qkv", None) or module.q_proj
+        projection.register_forward_hook(lambda _, __, out: patches.append(out.numel() // out.shape[-1]))
+    dense = {"dense": Variant(None, "grouped_mm")}
+    row = measure(model, dense, [inputs], tokens=2, rounds=1)[0]
+    answers = 2 + 1 + 1  # rounds, and two runs that count
+    attention = sum(4 * count**2 * config.hidden_size for count in patches) / answers
+    assert row["vision_flops"] == sum(flops) / answers + attention
+    assert row["vision_bytes"] == sum(w.nbytes for tower in parts_of(model).vision for w in tower.parameters())
+
+
+def test_floor_and_share_of_it():
+    """By hand, at 10 FLOP/s and 5 byte/s; two prompts in turns, the second first as the first round is left out."""
+    machine = bench.Machine(10, 5)
+    work = {"vision_flops": 10, "vision_bytes": 5, "decode_flops": 1, "decode_bytes": 5}
+    works = [work | {"prefill_flops": 30, "prefill_bytes": 5}, work | {"prefill_flops": 10, "prefill_bytes": 35}]
+    runs = [bench._Run([16.0, 18.0], torch.empty(0)), bench._Run([8.0, 12.0], torch.empty(0))]
+    row = bench._roofline(machine, works, runs)
+    assert row == {"prefill_floor_s": 6, "prefill_achieved": 0.5, "decode_floor_s": 1, "decode_achieved": 0.375}
+
+
+def test_stand_in_gates_fire_where_the_paper_fixes_the_exit():
+    """28 of 48: of 8 layers and candidates 3, 5 and 7 that is 5. Nothing but costs may depend on it."""
+    model = build("tiny")
+    inputs, calibration = prompt(model, visual=12, text=6), stand_in(model)
+    for method in (DecoMoE(rcep=False), DyVTE()):
+        with attach(model, method, calibration) as session:
+            session.generate(inputs, max_new_tokens=1)
+        assert session.traces()[0].exit_after == 5
+
+
 def test_prompts_take_turns_and_are_averaged(model):
     prompts = [inputs_for(model, prompt) for prompt in PROMPTS]
     rows = measure(model, VARIANTS, prompts, tokens=2, rounds=1)
@@ -96,13 +156,28 @@ def test_compiled_decode_is_a_row_beside_the_plain_one(model, monkeypatch):
     monkeypatch.setattr(CompiledDecode, "step", lambda *given: steps.append(0) or step(*given))
     compiled = {f"{name} compiled": replace(VARIANTS[name], compiled=True) for name in ("half", "prefix")}
     rows = measure(model, VARIANTS | compiled, [inputs_for(model, PROMPTS[0])], tokens=3, rounds=1)
-    assert len(steps) == 2 * 2 * (1 + 2 + 1)  # two methods, two steps each time: to compile, in rounds, for the peak
+    assert len(steps) == 2 * 2 * (1 + 2)  # two methods, two steps each time: to compile, and in rounds
+    assert [row.get("answers_as_plain") for row in rows] == [None] * 3 + [1, 1]
     assert [row["compiled"] for row in rows] == [False, False, False, True, True]
     for plain, graphs in zip(rows[1:3], rows[3:], strict=True):
         for name in ("prefill_flops", "decode_bytes", "kv_bytes", "mean_prefix", "exit_after"):
             assert graphs[name] == plain[name]
     errors = check(model, VARIANTS | compiled, inputs_for(model, PROMPTS[0]))
     assert max(errors.values()) < 1e-5
+
+
+def test_a_compiled_answer_that_differs_is_told(model, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda call, **_: call)
+    step = CompiledDecode.step
+
+    def wrong(*given):
+        logits, routed = step(*given)
+        return -logits, routed
+
+    monkeypatch.setattr(CompiledDecode, "step", wrong)
+    variants = {"dense": VARIANTS["dense"], "half compiled": replace(VARIANTS["half"], compiled=True)}
+    rows = measure(model, variants, [inputs_for(model, PROMPTS[0])], tokens=3, rounds=1)
+    assert rows[1]["answers_as_plain"] == 0
 
 
 def test_check_sees_a_decode_step_that_is_wrong(model, monkeypatch):
@@ -215,11 +290,14 @@ def test_the_command_prints_tables_and_one_json_line(capsys, monkeypatch):
     ]
     assert [row["exit_after"] for row in rows] == [[None], [None], [3], [4], [None], [3]]
     assert (rows[0]["ttft_ratio"], rows[0]["tpot_ratio"]) == (1, 1)
-    assert all(row["breakdown"]["decode"]["attention"] > 0 for row in rows[:4])
+    assert all(row["breakdown"]["decode"]["attention"]["of_dense"] > 0 for row in rows[:4])
+    for phase in ("prefill", "decode"):
+        assert sum(part["of_dense"] for part in rows[0]["breakdown"][phase].values()) == pytest.approx(1, abs=0.2)
     assert "breakdown" not in rows[4]
     assert all(row["prefill_achieved"] > 0 and row["decode_floor_s"] > 0 for row in rows)
     for spec in ("dense", "off", "vtw:exit_after=4@eager", "dense compiled"):
         assert f"\n| {spec} |" in shown.out
+    assert [row["answers_as_plain"] for row in rows if row["compiled"]] == [1, 1]
 
 
 def test_offloaded_experts_are_fetched_by_dense_too(capsys):

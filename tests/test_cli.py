@@ -145,6 +145,8 @@ def test_toggles(decomoe, picture, switches, exit_after):
         (["--no-savb", "--theta", 0.5], "theta is of the gate"),
         (["--exit-after", 9, "--theta", 0.5], "theta is of the gate"),
         (["--method", "decomoe:rcep=no,p=0.5"], "p is of RCEP"),
+        (["--method", "decomoe:picture=stays"], "picture is of RCEP alone"),
+        (["--method", "decomoe:picture=stays,rcep=no,exit_after=3"], "picture is of RCEP alone"),
         (["--method", "decomoe:exit_after=9,theta=0.5"], "theta is of the gate"),
     ],
 )

@@ -26,6 +26,7 @@ METHODS = {
     "ratio": DecoMoE(exit_after=4, keep_ratio=0.5, order="random"),
     "drop": DecoMoE(exit_after=2, p=0.5, outside="drop"),
     "drop all": DecoMoE(exit_after=LAYERS - 1, prefix=TOP_K, outside="drop", decode_rcep="all layers"),
+    "alone": DecoMoE(exit_after=2, picture="stays", p=0.6),
     "purge": DecoMoE(exit_after=3, p=0.7, earlier_kv="purge"),
     "fastv": FastV(),
     "sparsevlm": SparseVLM(),

@@ -121,6 +121,23 @@ def test_fixed_prefix_equals_masked_router(model, implementation, outside, prefi
     assert trace.prefix.decode == [[None] * 4 + [kept] * 2] * (TOKENS - 1)
 
 
+@pytest.mark.parametrize("outside", ["reroute", "drop"])
+def test_the_prefix_alone_leaves_the_picture(model, outside):
+    inputs = inputs_for(model, PROMPTS[0])
+    calibration = make_calibration(model)
+    method = DecoMoE(exit_after=2, picture="stays", p=0.6, outside=outside)
+    ids, logits, (trace,) = engine(model, method, inputs, calibration)
+    rules = dict(prefix_of=covering(0.6, TOP_K), orders=calibration.orders.tolist(), how=outside)
+    expected, prefixes = reference(model, inputs, ids[0].tolist(), 2, stays=True, **rules)
+    torch.testing.assert_close(logits[0], expected, atol=1e-4, rtol=1e-4)
+    gone, _ = reference(model, inputs, ids[0].tolist(), 2, **rules)
+    assert (gone - expected).abs().max() > 1e-3
+    assert trace.exit_after is None
+    assert trace.cached == [len(inputs["input_ids"][0])] * LAYERS
+    assert [kept or EXPERTS for kept in trace.prefix.prefill[3:]] == [record[0] for record in prefixes[3:]]
+    assert trace.prefix.prefill[:3] == [None] * 3
+
+
 @pytest.mark.parametrize("order", ["rcep", "native", "random"])
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.7, 0.9, 1.0])
 def test_covering_prefix_equals_counting(model, p, order):
@@ -365,6 +382,8 @@ def test_only_one_method_at_a_time(model):
         (DecoMoE(exit_after=LAYERS, order="native"), "after layers"),
         (DecoMoE(exit_after=-1, order="native"), "after layers"),
         (DecoMoE(exit_after=3, order="native", p=0.0), "p must be"),
+        (DecoMoE(exit_after="never", order="native", picture="stays"), "fix the layer"),
+        (DecoMoE(exit_after=3, rcep=False, picture="stays"), "fix the layer"),
         (DecoMoE(exit_after=3, order="native", p=1.5), "p must be"),
         (DecoMoE(exit_after=3, order="native", prefix=1), "top-k"),
         (DecoMoE(exit_after=3, order="native", prefix=EXPERTS + 1), "top-k"),

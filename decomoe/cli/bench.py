@@ -4,7 +4,7 @@ import argparse
 import json
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,12 +92,12 @@ def run(options: argparse.Namespace) -> int:
 def _shape(options: argparse.Namespace) -> tuple[Any, "Calibration | None", list[dict[str, Any]]]:
     import torch  # noqa: PLC0415
 
-    from ..shapes import build, prompt  # noqa: PLC0415
+    from ..shapes import build, prompt, stand_in  # noqa: PLC0415
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = getattr(torch, options.dtype or ("float32" if device == "cpu" else "bfloat16"))
     model = build(options.shape, options.layers, dtype, device, options.skew)
-    return model, None, [prompt(model, options.visual, options.text, options.batch)]
+    return model, stand_in(model), [prompt(model, options.visual, options.text, options.batch)]
 
 
 def _model(options: argparse.Namespace) -> tuple[Any, "Calibration | None", list[dict[str, Any]]]:
@@ -117,7 +117,7 @@ def _model(options: argparse.Namespace) -> tuple[Any, "Calibration | None", list
 
 
 def _variants(options: argparse.Namespace, layers: int) -> "dict[str, Variant]":
-    """By spec, dense first. A shape has no calibration: experts are in order as they are, and the exit is fixed."""
+    """By spec, dense first."""
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS  # noqa: PLC0415
 
     from ..bench import Variant  # noqa: PLC0415
@@ -134,7 +134,7 @@ def _variants(options: argparse.Namespace, layers: int) -> "dict[str, Variant]":
         text, _, experts = spec.partition("@")
         if experts and experts not in known:
             raise ValueError(f"There is no way '{experts}' to run experts; there are {', '.join(known)}.")
-        method = idle.get(text) or parse_method(_for_shape(text) if options.shape else text, layers)
+        method = idle.get(text) or parse_method(text, layers)
         variants[f"{spec} compiled" if compiled else spec] = Variant(
             None if text == "dense" and not compiled else method,
             experts or (baseline if text in idle else "decomoe"),
@@ -148,15 +148,6 @@ def _split(given: Sequence[str]) -> list[str]:
     return [spec for text in given for spec in re.split(r",(?=[a-z0-9]+(?:[:,@]|$))", text)]
 
 
-def _for_shape(text: str) -> str:
-    """A spec that does without a calibration."""
-    name, _, given = text.partition(":")
-    if name == "decomoe":
-        given += "" if "order=" in given or "rcep=no" in given else ",order=native"
-        given += "" if "exit_after=" in given or "savb=" in given else ",savb=no"
-    return f"{name}:{given.strip(',')}" if given.strip(",") else name
-
-
 # --- for people -------------------------------------------------------------------------------------------------------
 
 
@@ -166,48 +157,59 @@ def tables(rows: "list[Row]") -> list[str]:
 
     from ..evaluate.tables import to_markdown  # noqa: PLC0415
 
-    def ratio(row: "Row", name: str) -> str:
-        low, high = row[f"{name}_ratio_low"], row[f"{name}_ratio_high"]
-        return f"{row[f'{name}_ratio']:.2f} ({low:.2f} to {high:.2f})"
+    columns = [(_times, rows), (_work, rows), (_parts, [row for row in rows if "breakdown" in row])]
+    tables = [pd.DataFrame([line for row in chosen for line in make(row)]) for make, chosen in columns]
+    return [to_markdown(table) for table in tables if len(table)]
 
-    def of_dense(row: "Row", name: str) -> str:
+
+def _ratio(row: "Row", name: str) -> str:
+    low, high = row[f"{name}_ratio_low"], row[f"{name}_ratio_high"]
+    return f"{row[f'{name}_ratio']:.2f} ({low:.2f} to {high:.2f})"
+
+
+def _times(row: "Row") -> Iterator[dict[str, str]]:
+    exits = sorted(set(row["exit_after"]), key=str)
+    yield {
+        "method": row["method"],
+        "experts": row["experts"],
+        "visual": f"{row['visual']:.0f}",
+        "TTFT ms": f"{1e3 * row['ttft_s']:.1f}",
+        "of dense": _ratio(row, "ttft"),
+        "TPOT ms": f"{1e3 * row['tpot_s']:.2f}",
+        "of dense ": _ratio(row, "tpot"),
+        "exit": "/".join("-" if layer is None else str(layer) for layer in exits),
+        "prefix": f"{row['mean_prefix']:.1f}",
+        "as uncompiled": f"{row['answers_as_plain']:.0%}" if row["compiled"] else "-",
+    }
+
+
+def _work(row: "Row") -> Iterator[dict[str, str]]:
+    def of_dense(name: str) -> str:
         return f"{row[f'{name}_ratio']:.2f}" if f"{name}_ratio" in row else "-"
 
-    times = [
-        {
-            "method": row["method"],
-            "experts": row["experts"],
-            "TTFT ms": f"{1e3 * row['ttft_s']:.1f}",
-            "of dense": ratio(row, "ttft"),
-            "TPOT ms": f"{1e3 * row['tpot_s']:.2f}",
-            "of dense ": ratio(row, "tpot"),
-            "exit": "/".join("-" if layer is None else str(layer) for layer in sorted(set(row["exit_after"]), key=str)),
-            "prefix": f"{row['mean_prefix']:.1f}",
+    yield {
+        "method": row["method"],
+        "vision GFLOP": f"{row['vision_flops'] / 1e9:.2f}",
+        "prefill GFLOP": f"{row['prefill_flops'] / 1e9:.2f}",
+        "of dense": of_dense("prefill_flops"),
+        "GB": f"{row['prefill_bytes'] / 1e9:.3f}",
+        "of dense ": of_dense("prefill_bytes"),
+        "floor ms": f"{1e3 * row['prefill_floor_s']:.1f}",
+        "achieved": f"{row['prefill_achieved']:.0%}",
+        "decode GB": f"{row['decode_bytes'] / 1e9:.4f}",
+        "of dense  ": of_dense("decode_bytes"),
+        "floor ms ": f"{1e3 * row['decode_floor_s']:.2f}",
+        "achieved ": f"{row['decode_achieved']:.0%}",
+        "KV of dense": of_dense("kv_bytes"),
+        "peak MB": "-" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 1e6:.0f}",
+        "of dense   ": of_dense("peak_bytes"),
+    }
+
+
+def _parts(row: "Row") -> Iterator[dict[str, str]]:
+    for phase, parts in row["breakdown"].items():
+        cells = {
+            part: f"{1e3 * spent['seconds']:.2f} ({spent['of_dense']:.0%})" if spent["seconds"] else "-"
+            for part, spent in parts.items()
         }
-        for row in rows
-    ]
-    work = [
-        {
-            "method": row["method"],
-            "prefill GFLOP": f"{row['prefill_flops'] / 1e9:.2f}",
-            "of dense": of_dense(row, "prefill_flops"),
-            "GB": f"{row['prefill_bytes'] / 1e9:.3f}",
-            "of dense ": of_dense(row, "prefill_bytes"),
-            "floor ms": f"{1e3 * row['prefill_floor_s']:.1f}",
-            "achieved": f"{row['prefill_achieved']:.0%}",
-            "decode GB": f"{row['decode_bytes'] / 1e9:.4f}",
-            "of dense  ": of_dense(row, "decode_bytes"),
-            "floor ms ": f"{1e3 * row['decode_floor_s']:.2f}",
-            "achieved ": f"{row['decode_achieved']:.0%}",
-            "KV of dense": of_dense(row, "kv_bytes"),
-            "peak MB": "-" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 1e6:.0f}",
-            "of dense   ": of_dense(row, "peak_bytes"),
-        }
-        for row in rows
-    ]
-    parts = [
-        {"run": row["method"], "ms": phase, **{part: f"{1e3 * seconds:.2f}" for part, seconds in spent.items()}}
-        for row in rows
-        for phase, spent in row.get("breakdown", {}).items()
-    ]
-    return [to_markdown(pd.DataFrame(table)) for table in (times, work, parts) if table]
+        yield {"run": row["method"], "ms (of all that dense takes)": phase, **cells}

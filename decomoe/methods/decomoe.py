@@ -34,6 +34,7 @@ class DecoMoE(Method):
         exit_after: the last layer that sees the visual block: "gate" lets SAVB decide per question, a number fixes it,
             "never" keeps the block. RCEP starts after it; a question that never exits stays dense (paper, Alg. 2).
         theta: the gate's threshold; by default the calibration's.
+        picture: whether the visual block leaves at the exit, or stays: what RCEP does alone behind a fixed exit.
         rcep: whether to limit the experts at all.
         p: share of routed mass to cover; by default the calibration's (the paper's 0.7).
         prefix: a fixed number of experts instead of `p`. keep_ratio: a fixed share of all experts instead.
@@ -50,6 +51,7 @@ class DecoMoE(Method):
     name: ClassVar[str] = "decomoe"
     exit_after: int | Literal["gate", "never"] = "gate"
     theta: float | None = None
+    picture: Literal["leaves", "stays"] = "leaves"
     rcep: bool = True
     p: float | None = None
     prefix: int | None = None
@@ -72,6 +74,8 @@ class DecoMoE(Method):
     def bind(self, parts: Parts, calibration: Calibration | None) -> "DecoMoEDecider":
         experts, top_k = parts.config.num_experts, parts.config.num_experts_per_tok
         self._check_choices()
+        if self.picture == "stays" and not (self.rcep and isinstance(self.exit_after, int)):
+            raise ValueError("For RCEP alone, where the picture stays, fix the layer after which it starts.")
         if isinstance(self.exit_after, int):
             check_layers(parts, self.exit_after)
         for name, value in (("p", self.p), ("theta", self.theta), ("keep ratio", self.keep_ratio)):
@@ -109,6 +113,7 @@ def from_toggles(
     for names, off, half in (
         (of_rcep, not rcep, "RCEP, which is off"),
         ({"theta": None}, not savb or exit_after is not None, "the gate, which a fixed exit or no SAVB replaces"),
+        ({"picture": "leaves"}, not rcep or (savb and exit_after is None), "RCEP alone, which needs a fixed exit"),
         ({"seed": 0}, options.get("order") != "random", "a random order"),
     ):
         for name in names if off else ():
@@ -127,6 +132,7 @@ class DecoMoEDecider(Decider):
     def __init__(self, method: DecoMoE, parts: Parts, calibration: Calibration | None) -> None:
         self.method = method
         self.top_k, self.experts = parts.config.num_experts_per_tok, parts.config.num_experts
+        self.stays = method.picture == "stays"
         self.purge = method.earlier_kv == "purge"
         self.drops = method.outside == "drop"
         self.p = method.p or (calibration.p if calibration else 0.7)
@@ -154,6 +160,8 @@ class DecoMoEDecider(Decider):
         return torch.arange(shape[1]).expand(shape)
 
     def cut(self, state: Boundary) -> Cut | None:
+        if self.stays:
+            return None
         if self.gate is None:
             return state.without_visual(state.cache.visual.any(1)) if state.layer == self.method.exit_after else None
         if state.layer not in self.candidates:
@@ -180,7 +188,7 @@ class DecoMoEDecider(Decider):
         return Prefix(length, rank, self.method.outside == "reroute")
 
     def is_idle(self, exits: Sequence[int | None]) -> bool:
-        return self.rank is None or all(exit_after is None for exit_after in exits)
+        return self.rank is None or not (self.stays or any(exit_after is not None for exit_after in exits))
 
     def limits(self, exits: Sequence[int | None]) -> Limits | None:
         if self.rank is None:
@@ -199,9 +207,10 @@ class DecoMoEDecider(Decider):
 
     def _limits(self, exit_after: int | None, layer: int, decoding: bool) -> bool:
         """Whether a row that exited after `exit_after` runs this layer on a prefix."""
-        if exit_after is None:
+        start = self.method.exit_after if self.stays else exit_after
+        if not isinstance(start, int):
             return False
-        return exit_after < layer or (decoding and self.method.decode_rcep == "all layers")
+        return start < layer or (decoding and self.method.decode_rcep == "all layers")
 
 
 def usual_prefixes(method: DecoMoE, parts: Parts, calibration: Calibration | None) -> list[int | None]:

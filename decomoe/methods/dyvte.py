@@ -29,7 +29,7 @@ class DyVTE(Method):
         weights = calibration.of(self.name, parts) if calibration else {}
         if not weights:
             raise ValueError("This model has no gates for dyvte; train them with 'decomoe calibrate --method dyvte'.")
-        return DyVTEDecider(Gate.of(weights), self.theta)
+        return DyVTEDecider(Gate.of(weights).to(parts.text_model.device), self.theta)
 
 
 class DyVTEDecider(Decider):
