@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, ExpertsInterface, _grouped_linear
 
-from .families import Parts
+from .families import Parts, check_room
 
 _ORDER = "_decomoe_order"  # on the model: the native expert in each place, (L, E)
 _HOST = "_decomoe_host"  # on an experts module: weights by name of the experts that lie in host memory
@@ -160,17 +160,21 @@ for _name, _executor in (("decomoe", automatic), ("decomoe_loop", loop), ("decom
 
 
 @torch.no_grad()
-def offload_suffix(parts: Parts, prefixes: Sequence[int | None]) -> None:
-    """Keep only the first experts of each layer on its device, and the others in host memory (pinned for a GPU).
+def offload_suffix(parts: Parts, prefixes: Sequence[int | None], device: str | None = None) -> None:
+    """Keep only the first experts of each layer on the model's device, and the others in host memory (pinned for a
+    GPU).
 
     An expert in host memory is fetched when a route needs it, each time anew. Sets the executor "decomoe"; the model
     can't be saved afterwards. Permute first, so that the experts in demand come first.
 
     Args:
         prefixes: per layer, how many experts stay; None leaves a layer alone, which layers that run dense need.
+        device: where the model goes, without those others; by default it stays where it is. A model that is too large
+            for its device as a whole is loaded and permuted on the CPU, and goes so.
 
     Raises:
-        ValueError: a number does not fit, weights are elsewhere already, or there isn't one number per layer.
+        ValueError: a number does not fit, weights are elsewhere already, or there isn't one number per layer; or the
+            device has no room.
     """
     count = parts.config.num_experts
     if len(prefixes) != len(parts.layers):
@@ -181,12 +185,18 @@ def offload_suffix(parts: Parts, prefixes: Sequence[int | None]) -> None:
             raise ValueError(f"A layer keeps 1 to {count} experts on its device, not {kept}.")
         if hasattr(experts, _HOST) or experts.gate_up_proj.is_meta:
             raise ValueError("Some experts are offloaded already; load the model anew.")
+    if device is not None:
+        stays = sum(weight.nbytes for weight in parts.model.parameters())
+        stays -= sum(getattr(e, name)[kept:].nbytes for e, kept in chosen for name in _WEIGHTS)
+        check_room(stays, device, "What is not offloaded takes {}")
     for experts, kept in chosen:
         host = {}
         for name in _WEIGHTS:
             weight = getattr(experts, name).data
-            suffix = torch.empty_like(weight[kept:], device="cpu", pin_memory=weight.is_cuda)
-            host[name] = suffix.copy_(weight[kept:])
+            pinned = weight.is_cuda or torch.device(device or "cpu").type == "cuda"
+            host[name] = torch.empty_like(weight[kept:], device="cpu", pin_memory=pinned).copy_(weight[kept:])
             setattr(experts, name, nn.Parameter(weight[:kept].clone(), requires_grad=False))
         setattr(experts, _HOST, host)
     parts.text_model.set_experts_implementation("decomoe")
+    if device is not None:
+        parts.model.to(device)

@@ -171,6 +171,16 @@ def parts_of(model: PreTrainedModel) -> Parts:
     return parts
 
 
+def default_device() -> str:
+    """A GPU if there is one."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def default_dtype(device: str) -> torch.dtype:
+    """bf16 on a GPU and fp32 on a CPU."""
+    return torch.float32 if device == "cpu" or not torch.cuda.is_available() else torch.bfloat16
+
+
 def load_model(
     source: str | Path, device: str | None = None, dtype: torch.dtype | None = None
 ) -> tuple[PreTrainedModel, ProcessorMixin]:
@@ -186,25 +196,30 @@ def load_model(
     """
     config = AutoConfig.from_pretrained(source)
     family = family_of(config)
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = dtype or (torch.float32 if device == "cpu" or not torch.cuda.is_available() else torch.bfloat16)
-    if device != "auto":
-        check_fits(source, config, device, dtype)
+    device = device or default_device()
+    dtype = dtype or default_dtype(device)
+    if device != "auto":  # told before weights are loaded, or fetched
+        what = f"'{source}' takes {{}} as {str(dtype).removeprefix('torch.')}"
+        check_room(_weight_bytes(source, config, dtype), device, what)
     model = AutoModelForImageTextToText.from_pretrained(source, config=config, dtype=dtype, device_map=device)
     return model.eval(), family.processor.from_pretrained(source)
 
 
-def check_fits(source: str | Path, config: PretrainedConfig, device: str, dtype: torch.dtype) -> None:
-    """Refuse a model before its weights are loaded, or fetched, if the device has no room for them.
+def check_room(needed: int, device: str, what: str) -> None:
+    """Refuse what a device has no room for.
+
+    Args:
+        needed: bytes. what: says what needs them, with `{}` in place of the number.
 
     Raises:
         ValueError: so it is, or there is no such device.
     """
-    needed, free = _weight_bytes(source, config, dtype), _free_bytes(device)
+    free = _free_bytes(device)
     if needed > free:
+        said = what.format(f"{needed / 1e9:.1f} GB")
         raise ValueError(
-            f"'{source}' takes {needed / 1e9:.1f} GB as {str(dtype).removeprefix('torch.')}, and {device} has "
-            f"{free / 1e9:.1f} GB free. Take a smaller model, a larger device, or the device 'auto', which is several."
+            f"{said}, and {device} has {free / 1e9:.1f} GB free. Take a smaller model, a larger device, or the device "
+            "'auto', which is several."
         )
 
 

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 import torch
-from conftest import EXPERTS, LAYERS, PROMPTS, TOP_K, Prompt, inputs_for, internvl
+from conftest import EXPERTS, LAYERS, PROMPTS, TOP_K, Prompt, inputs_for, internvl, qwen
 from reference import covering, reference
 from test_engine import SEED_OF_DIFFERENT_EXITS, engine, make_calibration, plain, run
 from transformers import StoppingCriteria, TextStreamer
@@ -196,9 +196,10 @@ def test_one_graph_serves_every_exit_and_prefix(model):
     assert len(graphs) == 1
 
 
-def test_inductor():
-    """The real thing, on a model small enough to compile in a test."""
-    model = internvl(num_hidden_layers=2)
+@pytest.mark.parametrize(("builder", "layers"), [(internvl, 2), (qwen, 4)])
+def test_inductor(builder, layers):
+    """The real thing, on models small enough to compile in a test; positions are of one and of three dimensions."""
+    model = builder(num_hidden_layers=layers)
     inputs, method = inputs_for(model, *PROMPTS[:2]), DecoMoE(exit_after=0, p=0.6, order="native")
     expected, decode = engine(model, method, inputs, tokens=TOKENS), CompiledDecode(model)
     with torch.inference_mode():  # buffers made here serve outside too

@@ -124,6 +124,27 @@ def test_a_suffix_in_host_memory_changes_no_answer_and_frees_its_bytes(model, me
         offload_suffix(parts_of(model), kept)
 
 
+def test_only_what_stays_goes_to_the_device(model):
+    """The meta device keeps no bytes; what is not there must be in host memory."""
+    parts = parts_of(model)
+    before = bytes_of(parts.text_model.layers)
+    offload_suffix(parts, [None] * 3 + [4, 3, 1], "meta")
+    assert {weight.device.type for weight in model.parameters()} == {"meta"}
+    host = [weights for experts in parts.experts[3:] for weights in experts._decomoe_host.values()]
+    assert {weights.device.type for weights in host} == {"cpu"}
+    left = sum(weight.nbytes for weight in parts.text_model.layers.parameters())
+    assert before - left == sum(weights.nbytes for weights in host) > 0
+
+
+def test_offloading_to_a_full_device_is_refused_before_anything_moves(model, monkeypatch):
+    rest = bytes_of(model) - 3 * WIDTH * model.config.get_text_config().moe_intermediate_size * 4 * 6 * LAYERS
+    monkeypatch.setattr("decomoe.families._free_bytes", lambda device: rest - 1)
+    with pytest.raises(ValueError, match="What is not offloaded takes"):
+        offload_suffix(parts_of(model), [2] * LAYERS, "cpu")
+    monkeypatch.setattr("decomoe.families._free_bytes", lambda device: rest)
+    offload_suffix(parts_of(model), [2] * LAYERS, "cpu")
+
+
 def test_offloading_refuses_what_does_not_fit(model):
     with pytest.raises(ValueError, match="one number for each"):
         offload_suffix(parts_of(model), [4])

@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
     traces = []
     methods = _methods(options, loaded.model.config.get_text_config().num_hidden_layers)
     if options.offload_suffix:
-        offload(loaded.model, loaded.calibration, methods)
+        offload(loaded.model, loaded.calibration, methods, options.device)
     for method in methods if options.compare else []:  # warm-up: a first forward is slow, whoever goes first
         ask(loaded, image, options.question, method, max_new_tokens=2)
     for method in methods:

@@ -73,7 +73,8 @@ def run(options: argparse.Namespace) -> int:
 
     variants = _variants(options, model.config.get_text_config().num_hidden_layers)
     if options.offload_suffix:
-        offload(model, calibration, [variant.method for variant in variants.values()])
+        offload(model, calibration, [variant.method for variant in variants.values()], options.device)
+        prompts = [{name: values.to(model.device) for name, values in inputs.items()} for inputs in prompts]
     if options.check:
         limit = TOLERANCES[str(model.dtype).removeprefix("torch.")]
         errors = check(model, variants, prompts[0], calibration)
@@ -92,11 +93,12 @@ def run(options: argparse.Namespace) -> int:
 def _shape(options: argparse.Namespace) -> tuple[Any, "Calibration | None", list[dict[str, Any]]]:
     import torch  # noqa: PLC0415
 
+    from ..families import default_device, default_dtype  # noqa: PLC0415
     from ..shapes import build, prompt, stand_in  # noqa: PLC0415
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    dtype = getattr(torch, options.dtype or ("float32" if device == "cpu" else "bfloat16"))
-    model = build(options.shape, options.layers, dtype, device, options.skew)
+    device = options.device or default_device()
+    dtype = getattr(torch, options.dtype) if options.dtype else default_dtype(device)
+    model = build(options.shape, options.layers, dtype, "cpu" if options.offload_suffix else device, options.skew)
     return model, stand_in(model), [prompt(model, options.visual, options.text, options.batch)]
 
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 def load_model(options: argparse.Namespace, calibrated: bool = True) -> "Loaded":
     """The model of `--model`, with the calibration of `--calibration` unless `calibrated` is off.
 
+    Under `--offload-suffix` it stays in host memory until `offload`, as it may not fit its device as a whole.
+
     Raises:
         ValueError: it can't be loaded.
     """
@@ -32,6 +34,9 @@ def load_model(options: argparse.Namespace, calibrated: bool = True) -> "Loaded"
         source = options.model or MINI
         if not calibrated:
             return Loaded(*families.load_model(source, options.device))
+        if getattr(options, "offload_suffix", False):
+            dtype = families.default_dtype(options.device or families.default_device())
+            return load(source, options.calibration, "cpu", dtype)
         return load(source, options.calibration, options.device)
     except OSError as error:
         raise ValueError(f"Can't load the model '{options.model or MINI}': {str(error).splitlines()[0]}") from error
@@ -101,23 +106,31 @@ def add_offload(command: argparse.ArgumentParser) -> None:
     )
 
 
-def offload(model: Any, calibration: "Calibration | None", methods: "Iterable[Method | None]") -> None:
-    """Move to host memory the experts that lie behind the prefixes of all those `methods` that have prefixes.
+def offload(
+    model: Any, calibration: "Calibration | None", methods: "Iterable[Method | None]", device: str | None
+) -> None:
+    """Leave in host memory the experts that lie behind the prefixes of all those `methods` that have prefixes, and move
+    the rest of the model, and the gate, to the device.
 
     Raises:
-        ValueError: there are none, or see `usual_prefixes`.
+        ValueError: there are none, the device has no room, or see `usual_prefixes`.
     """
     from ..experts import offload_suffix  # noqa: PLC0415
-    from ..families import parts_of  # noqa: PLC0415
+    from ..families import default_device, parts_of  # noqa: PLC0415
     from ..methods import DecoMoE  # noqa: PLC0415
     from ..methods.decomoe import usual_prefixes  # noqa: PLC0415
 
-    parts = parts_of(model)
+    parts, device = parts_of(model), device or default_device()
+    if device == "auto":
+        raise ValueError("--offload-suffix is for one device; name it with --device.")
     limited = [method for method in methods if isinstance(method, DecoMoE) and method.rcep]
     lengths = [usual_prefixes(method, parts, calibration) for method in limited]
     if not lengths:
         raise ValueError("--offload-suffix is for decomoe, whose prefix says which experts stay.")
-    offload_suffix(parts, [max(layer, key=lambda kept: kept or math.inf) for layer in zip(*lengths, strict=True)])
+    kept = [max(layer, key=lambda kept: kept or math.inf) for layer in zip(*lengths, strict=True)]
+    offload_suffix(parts, kept, device)
+    if calibration is not None and calibration.gate is not None:
+        calibration.gate.to(device)
 
 
 def check_counts(options: argparse.Namespace, *names: str) -> None:
