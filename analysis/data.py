@@ -203,20 +203,24 @@ def fig3b(lines: Lines) -> Data | None:
 def fig3c(lines: Lines) -> Data | None:
     """How many of a case's most used experts are another case's too: the mean over all pairs of cases.
 
+    An expert that a case does not use is not one of them, however many are asked for.
     Rows: layer, modality, keep, overlap, chance (what random sets of that size share).
     """
     routed, together, layers = _routing(lines)
     found = []
     for kind in ("text", "visual") if len(together) > 1 else ():
-        best = _mass(together, kind).argsort(2)[:, :, ::-1]
-        cases, _, experts = best.shape
+        mass = _mass(together, kind)
+        rank = (-mass).argsort(2, kind="stable").argsort(2)
+        cases, _, experts = mass.shape
         for keep, share in KEEPS.items():
             size = max(1, round(share * experts))
-            for i, layer in enumerate(layers):
-                users = np.bincount(best[:, i, :size].ravel(), minlength=experts)  # cases that have an expert
-                overlap = (users * (users - 1)).sum() / (cases * (cases - 1) * size)
-                row = {"layer": layer, "modality": kind, "keep": keep, "overlap": float(overlap)}
-                found.append({**row, "chance": size / experts})
+            best = (rank < size) & (mass > 0)  # (C, L, E)
+            others = best.sum(0) - 1  # cases, beside one of its own, that have an expert
+            overlaps = ((best * others).sum(2) / best.sum(2)).mean(0) / (cases - 1)
+            found += [
+                {"layer": layer, "modality": kind, "keep": keep, "overlap": float(overlap), "chance": size / experts}
+                for layer, overlap in zip(layers, overlaps, strict=True)
+            ]
     return lines.data(found, _counts(routed), "routing")
 
 

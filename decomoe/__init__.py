@@ -1,9 +1,10 @@
 """DecoMoE: see, and cut, the waste in multimodal mixture-of-experts models.
 
-Names load when they are first used, so that `decomoe --help` need not wait for torch.
+Names and submodules load when they are first used, so that `decomoe --help` need not wait for torch.
 """
 
 from importlib import import_module
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -39,4 +40,14 @@ def __getattr__(name: str) -> Any:
     for module, names in _HOMES.items():
         if name in names:
             return getattr(import_module(f".{module}", __name__), name)
+    if name in _submodules():
+        return import_module(f".{name}", __name__)
     raise AttributeError(f"module 'decomoe' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_submodules()})
+
+
+def _submodules() -> list[str]:
+    return [module.name for module in iter_modules(__path__) if not module.name.startswith("_")]

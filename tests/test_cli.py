@@ -263,10 +263,14 @@ def test_out_of_memory_is_a_sentence(decomoe, mini, picture, monkeypatch):
 
 
 def test_help_does_not_wait_for_torch():
-    """And all that the package promises is there once it is asked for."""
+    """And all that the package promises is there once it is asked for, submodules too."""
     look = "import sys, decomoe.cli; decomoe.cli.parser(); print('torch' in sys.modules)"
-    promised = "from decomoe import *; print(DecoMoE().name, callable(ask), 'stream' in dir())"
-    for code, said in ((look, "False"), (promised, "decomoe True True")):
+    told = "import sys, decomoe; print({'ask', 'methods', '__version__'} <= {*dir(decomoe)}, 'torch' in sys.modules)"
+    promised = (
+        "import decomoe; method = decomoe.methods.DecoMoE; from decomoe import *; "
+        "print(method is DecoMoE, callable(ask), 'stream' in dir(), hasattr(decomoe, 'nothing'))"
+    )
+    for code, said in ((look, "False"), (told, "True False"), (promised, "True True True False")):
         assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == said
 
 

@@ -2,22 +2,27 @@
 
 import json
 import math
+from itertools import pairwise, permutations
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import EXPERTS, LAYERS, PROMPTS, TOP_K, inputs_for, killed_midway
+from conftest import BUILDERS, EXPERTS, IMAGE, LAYERS, PROMPTS, TOP_K, inputs_for, killed_midway
 from reference import Seen, reference
+from test_engine import make_calibration
 from torch import nn
 
+from analysis.data import Lines, fig3c
 from decomoe import cli
 from decomoe.answer import Loaded
-from decomoe.benchmarks import BENCHMARKS, Benchmark
+from decomoe.benchmarks import BENCHMARKS, Benchmark, Case
 from decomoe.collect import COLLECTORS, collect, file_name, observe_routing, sweep
-from decomoe.collect.exits import append, exit_layers, gate_exits
-from decomoe.collect.routing import experts_for, likeness, reduced
+from decomoe.collect.exits import append, exit_layers, gate_exits, sweep_all
+from decomoe.collect.routing import experts_for, likeness, reduced, route_all
 from decomoe.evaluate import store
+from decomoe.evaluate.run import Batch
+from decomoe.experts import permute_experts
 from decomoe.families import parts_of
 from decomoe.latency import PARTS
 from decomoe.methods import DecoMoE
@@ -25,10 +30,22 @@ from decomoe.methods import DecoMoE
 TOKENS, EXIT = 5, 3
 
 
-def loaded_tiny(model) -> Loaded:
+def loaded_tiny(model, calibration=None) -> Loaded:
     """With a tokenizer that says ids."""
     decode = lambda ids, **_: " ".join(map(str, torch.as_tensor(ids).tolist()))  # noqa: E731
-    return Loaded(model, SimpleNamespace(tokenizer=SimpleNamespace(decode=decode)))
+    return Loaded(model, SimpleNamespace(tokenizer=SimpleNamespace(decode=decode)), calibration)
+
+
+def batch(*numbers: int, first: int = 0) -> Batch:
+    """Questions that are the numbers of prompts, right if the answer's first token is even; see `encode_prompts`."""
+    cases = [Case(f"tiny/{number}", lambda: None, str(number), "") for number in numbers]
+    tiny = Benchmark("tiny", lambda split, source: cases, lambda case, answer: int(answer.split()[0]) % 2 == 0)
+    return Batch(tiny, "", first, cases)
+
+
+def encode_prompts(loaded: Loaded, asked) -> dict[str, torch.Tensor]:
+    """In place of a processor, which the tiny models lack."""
+    return inputs_for(loaded.model, *(PROMPTS[int(question)] for _, question in asked))
 
 
 def nll(logits, answer: list[int]) -> float:
@@ -72,6 +89,96 @@ def test_answers_are_put_behind_their_prompts(model):
             assert longer[name][row, -length:].tolist() == alone[name][0].tolist()
         assert longer["attention_mask"][row].sum() == length
     assert longer["pixel_values"] is inputs["pixel_values"]
+
+
+# --- the gate --------------------------------------------------------------------------------------------------------
+
+GATED = (2, 3, 5)  # the last layer too: what enters the final norm
+
+
+@torch.no_grad()
+def slow_readings(model, gate, prompt, after_image: bool) -> dict[int, float]:
+    """{layer: p_exit} from the states of a plain forward of one question alone."""
+    inputs, last = inputs_for(model, prompt), []
+    handle = model.model.language_model.norm.register_forward_pre_hook(lambda _, args: last.append(args[0]))
+    states = model(**inputs, output_hidden_states=True, use_cache=False).hidden_states[1:-1]
+    handle.remove()
+    visual = [place for place, token in enumerate(inputs["input_ids"][0].tolist()) if token == IMAGE]
+    text = [*([] if after_image else range(visual[0])), *range(visual[-1] + 1, inputs["input_ids"].shape[1])]
+    found = {}
+    for layer in GATED:
+        rows = [*states, last[0]][layer][0].tolist()
+        mean = [sum(rows[token][i] for token in text[:-1]) / (len(text) - 1) for i in range(len(rows[0]))]
+        values = torch.tensor([*mean, *rows[text[-1]]])
+        weights = {name: value for name, value in gate.state_dict().items() if f".{layer}." in name}
+        first, first_bias, second, second_bias = (weights[f"heads.{layer}.{name}"] for name in PARAMETERS)
+        scores = [x * (1 + math.erf(x / math.sqrt(2))) / 2 for x in (first @ values + first_bias).tolist()]
+        stay, leave = (second @ torch.tensor(scores) + second_bias).tolist()
+        found[layer] = 1 / (1 + math.exp(stay - leave))
+    return found
+
+
+PARAMETERS = ("0.weight", "0.bias", "2.weight", "2.bias")
+
+
+def slow_exit(readings: dict[int, float], theta: float) -> tuple[int | None, dict[int, float]]:
+    """The first layer whose reading reaches `theta`, and the readings up to there."""
+    upto: dict[int, float] = {}
+    for layer in GATED:
+        upto[layer] = readings[layer]
+        if readings[layer] >= theta:
+            return layer, upto
+    return None, upto
+
+
+@pytest.mark.parametrize("gate_text", ["all", "after image"])
+def test_the_gates_exits_against_plain_forwards(model, gate_text):
+    """At thresholds between all readings, in a padded batch: what it reads, and where each row leaves."""
+    calibration = make_calibration(model, candidates=GATED)
+    calibration.gate_text = gate_text
+    slow = [slow_readings(model, calibration.gate, prompt, gate_text == "after image") for prompt in PROMPTS]
+    values = sorted(value for readings in slow for value in readings.values())
+    seen = set()
+    for theta in [values[0] / 2, *((one + other) / 2 for one, other in pairwise(values)), 1.0]:
+        calibration.theta = theta
+        found = gate_exits(loaded_tiny(model, calibration), inputs_for(model, *PROMPTS))
+        for (layer, readings), expected in zip(found, slow, strict=True):
+            slow_layer, slow_upto = slow_exit(expected, theta)
+            assert layer == slow_layer
+            assert readings == pytest.approx(slow_upto, abs=2e-5)
+            seen.add(layer)
+    assert seen == {*GATED, None}
+
+
+def test_a_line_of_exits_against_the_reference(model, monkeypatch):
+    """Every number of it, in the order of its layers and of the questions."""
+    monkeypatch.setattr("decomoe.collect.exits.encode", encode_prompts)
+    calibration, order = make_calibration(model, candidates=GATED), (2, 0)
+    slow = [slow_readings(model, calibration.gate, PROMPTS[number], False) for number in order]
+    calibration.theta = sum(sorted(max(readings.values()) for readings in slow)) / 2  # one leaves, the other stays
+    lines = sweep_all(loaded_tiny(model, calibration), 2, batch(*order))
+    first = 3 if model.config.model_type == "qwen3_vl_moe" else 1  # DeepStack adds up to layer 2
+    for line, number, readings in zip(lines, order, slow, strict=True):
+        inputs, prompt = inputs_for(model, PROMPTS[number]), PROMPTS[number]
+        assert (line["visual"], line["text"]) == (4, len(prompt.before) + len(prompt.after))
+        assert line["layers"] == list(range(first, LAYERS - 1))
+        assert (line["predicted"], line["p_exit"]) == (
+            slow_exit(readings, calibration.theta)[0],
+            pytest.approx(slow_exit(readings, calibration.theta)[1], abs=2e-5),
+        )
+        dense = [int(token) for token in line["dense"]["answer"].split()]
+        exits = zip([*line["layers"], None], [*line["nll"], line["dense"]["nll"]], strict=True)
+        for layer, value in exits:
+            assert value == pytest.approx(nll(reference(model, inputs, dense, layer)[0], dense), abs=1e-4)
+        for layer, answer in zip(line["layers"], line["answers"], strict=True):
+            tokens = [int(token) for token in answer.split()]
+            assert reference(model, inputs, tokens, layer)[0].argmax(1).tolist() == tokens
+        answers, right = [*line["answers"], line["dense"]["answer"]], [*line["right"], line["dense"]["right"]]
+        assert right == [int(answer.split()[0]) % 2 == 0 for answer in answers]
+    assert sum(line["predicted"] is None for line in lines) == 1
+    calibration.gate = None
+    for loaded in (loaded_tiny(model), loaded_tiny(model, calibration)):
+        assert not {"predicted", "p_exit"} & sweep_all(loaded, 1, batch(1))[0].keys()
 
 
 # --- routing ---------------------------------------------------------------------------------------------------------
@@ -135,6 +242,75 @@ def test_routing_against_the_reference(model, prompt):
         mean_mae = sum(abs(a - b) for a, b in zip(*means, strict=True)) / EXPERTS
         assert likely["mean_mae"] == pytest.approx(mean_mae, abs=1e-5)
     assert line["evicted"][str(LAYERS - 1)]["token_cosine"] < 0.9999  # eviction matters in a random model
+
+
+@pytest.mark.parametrize("permuted", [False, True])
+def test_the_map_against_the_reference(family, monkeypatch, permuted):
+    """Token by token, of the first question only; experts are told by their place in the model."""
+    monkeypatch.setattr("decomoe.collect.routing.encode", encode_prompts)
+    native, model = BUILDERS[family](), BUILDERS[family]()
+    order = list(range(EXPERTS))
+    if permuted:
+        orders = make_calibration(model).orders
+        permute_experts(parts_of(model), orders)
+        order = orders[LAYERS - 1].tolist()  # the native expert in each place
+        assert order != sorted(order)
+    line, second = route_all(loaded_tiny(model), EXIT, batch(2, 0))
+    assert "map" not in second
+    assert "map" not in route_all(loaded_tiny(model), EXIT, batch(2, first=1))[0]
+    inputs, table = inputs_for(native, PROMPTS[2]), line["map"]
+    assert table["layer"] == 5  # of 4 and 5 behind the exit
+    before, after = routers(native, inputs)[5], routers(native, inputs, EXIT)[5]
+    ids = inputs["input_ids"][0].tolist()
+    text = [token for token, told in enumerate(ids) if told != IMAGE]
+    assert table["visual"] == [int(token not in text) for token in range(len(ids))]
+    assert table["tokens"] == [str(ids[token]) for token in text]
+    assert len(table["experts"]) == len(table["weights"]) == len(ids)
+    for places, weights, chances in zip(table["experts"], table["weights"], before, strict=True):
+        mass = slow_mass(chances)
+        best = sorted(range(EXPERTS), key=lambda expert: -mass[expert])[:TOP_K]
+        assert [order[place] for place in places] == best
+        assert weights == pytest.approx([mass[expert] for expert in best], abs=2e-4)
+    for name, slow in (("before", before), ("after", after)):
+        for chances, token in zip(table[name], text, strict=True):
+            assert chances == pytest.approx([slow[token][expert] for expert in order], abs=2e-4)
+    mean = slow_mean([slow_mass(before[token]) for token in text])
+    assert line["text"][5] == pytest.approx([mean[expert] for expert in order], abs=2e-4)
+
+
+def test_overlap_against_the_reference(model, monkeypatch, tmp_path):
+    """From collected lines to Fig. 3c: of each pair of questions, the experts that are among the most used of both."""
+    monkeypatch.setattr("decomoe.collect.routing.encode", encode_prompts)
+    found = [line for number in range(3) for line in route_all(loaded_tiny(model), EXIT, batch(number, first=number))]
+    numbered = [{"number": number, **line} for number, line in enumerate(found)]
+    store.append(store.file_of(tmp_path, "tiny", file_name("routing")), numbered)
+    store.write(tmp_path / "meta.json", json.dumps({"schema": 1, "benchmarks": {"tiny": {}}}))
+    rows = fig3c(Lines(tmp_path)).rows
+    masses, fewer = [slow_masses(model, prompt) for prompt in PROMPTS], 0
+    for row in rows:
+        size, best = {"1/8": 1, "1/4": 2, "1/2": 4}[row["keep"]], []
+        for mass in (kinds[row["modality"]][row["layer"]] for kinds in masses):
+            falling = sorted((value, expert) for expert, value in enumerate(mass) if value)[::-1]
+            best.append({expert for _, expert in falling[:size]})
+            fewer += len(best[-1]) < size
+        shared = [len(one & other) / len(one) for one, other in permutations(best, 2)]
+        assert row["overlap"] == pytest.approx(sum(shared) / len(shared))
+        assert row["chance"] == size / EXPERTS
+    assert len(rows) == 2 * 3 * LAYERS
+    assert fewer  # some questions don't use half of the experts
+
+
+def slow_masses(model, prompt) -> dict[str, list[list[float]]]:
+    """{modality: [layer][expert]}: the mean routed mass of a token."""
+    inputs = inputs_for(model, prompt)
+    kinds = ["visual" if token == IMAGE else "text" for token in inputs["input_ids"][0].tolist()]
+    return {
+        kind: [
+            slow_mean([slow_mass(chances[token]) for token, own in enumerate(kinds) if own == kind])
+            for chances in routers(model, inputs)
+        ]
+        for kind in ("text", "visual")
+    }
 
 
 def test_half_of_the_mass_by_hand():
