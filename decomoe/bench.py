@@ -271,6 +271,7 @@ def _work(model: Any, variant: Variant, calibration: Calibration | None, inputs:
         "kv_bytes": sum(trace.kv_bytes for trace in traces),
         "exit_after": [trace.exit_after for trace in traces],
         "mean_prefix": statistics.mean(trace.mean_prefix for trace in traces),
+        "layers": len(parts.layers),
         "visual": traces[0].tokens.visual,
         "text": traces[0].tokens.text,
         "batch": len(traces),

@@ -325,6 +325,8 @@ def test_offloaded_experts_are_fetched_by_dense_too(capsys):
         (["--new-tokens", "1"], "at least 2"),
         (["--rounds", "0"], "at least 1"),
         (["--image", "nowhere.png"], "nowhere.png"),
+        (["--show", "nowhere.md"], "nowhere.md"),
+        (["--show", __file__], "no line of JSON"),
     ],
 )
 def test_the_command_says_what_is_wrong(capsys, arguments, message):
@@ -352,6 +354,11 @@ def test_the_gpu_script_runs_in_small(tmp_path):
     shown = (tmp_path / "out.md").read_text()
     assert shown.count("\nok: ") == 16
     assert "WRONG" not in shown
-    graphs, all_methods = (json.loads(line) for line in shown.splitlines() if line.startswith("[{"))
+    all_methods, graphs, whole = (json.loads(line) for line in shown.splitlines() if line.startswith("[{"))
+    assert len(all_methods) == 13
     assert [row["compiled"] for row in graphs] == [False] * 3 + [True] * 3
-    assert len(all_methods) == 11
+    assert [(row["layers"], row["compiled"]) for row in whole] == [(8, False), (8, True), (8, True)]
+    _, table = shown.split("## In one table\n")
+    assert [line.split(" | ")[0] for line in table.strip().splitlines()[2:]] == [
+        f"| {row['method']}" for row in (*all_methods, *graphs, *whole)
+    ]

@@ -57,11 +57,15 @@ def add(commands: Any) -> argparse.ArgumentParser:
     add_offload(bench)
     bench.add_argument("--breakdown", action="store_true", help="where the time goes, part by part")
     bench.add_argument("--check", action="store_true", help="compare logits with fp32 and eager experts; no timing")
+    bench.add_argument("--show", type=Path, help="one table of what earlier runs wrote into a file; measures nothing")
     return bench
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; the exit status."""
+    if options.show:
+        print(tables(_shown(options.show))[0])
+        return 0
     check_counts(options, "layers", "visual", "text", "batch", "rounds")
     if options.new_tokens < 2:
         raise ValueError(f"--new-tokens must be at least 2, TPOT needs a second one; not {options.new_tokens}.")
@@ -150,6 +154,21 @@ def _split(given: Sequence[str]) -> list[str]:
     return [spec for text in given for spec in re.split(r",(?=[a-z0-9]+(?:[:,@]|$))", text)]
 
 
+def _shown(path: Path) -> "list[Row]":
+    """The rows in the output of earlier runs.
+
+    Raises:
+        ValueError: there are none.
+    """
+    rows: list[Row] = []
+    for line in path.read_text().splitlines():
+        if line.startswith("[{"):
+            rows += json.loads(line)
+    if not rows:
+        raise ValueError(f"There is no line of JSON from 'decomoe bench' in '{path}'.")
+    return rows
+
+
 # --- for people -------------------------------------------------------------------------------------------------------
 
 
@@ -174,6 +193,7 @@ def _times(row: "Row") -> Iterator[dict[str, str]]:
     yield {
         "method": row["method"],
         "experts": row["experts"],
+        "layers": str(row["layers"]),
         "visual": f"{row['visual']:.0f}",
         "TTFT ms": f"{1e3 * row['ttft_s']:.1f}",
         "of dense": _ratio(row, "ttft"),
