@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+from tqdm import tqdm
 from transformers import StoppingCriteria
 
 from .calibration import Calibration
@@ -165,10 +166,10 @@ def measure(
 
     alike = {  # compiles for every shape
         name: [_same_answers(answer, variant, inputs) for inputs in prompts]
-        for name, variant in variants.items()
+        for name, variant in tqdm(variants.items(), "compiling", disable=None if decode else True)
         if variant.compiled
     }
-    runs = _rounds(rounds, variants.values(), lambda number, one: answer(one, prompts[number % len(prompts)]))
+    runs = _rounds(rounds, variants.values(), lambda number, one: answer(one, prompts[number % len(prompts)]), "times")
     machine, rows = measure_machine(model.device, model.dtype, clock), []
     for (name, variant), mine in zip(variants.items(), runs, strict=True):
         row: Row = {"method": name, "experts": variant.experts, "compiled": variant.compiled}
@@ -189,9 +190,10 @@ def measure(
     return rows
 
 
-def _rounds(rounds: int, variants: Collection[Variant], work: Callable[[int, Variant], T]) -> list[list[T]]:
+def _rounds(rounds: int, variants: Collection[Variant], work: Callable[[int, Variant], T], label: str) -> list[list[T]]:
     """[variant][round] of `work`, every variant once in each round; the first round, which warms up, is left out."""
-    done = [[work(number, variant) for variant in variants] for number in range(rounds + 1)]
+    bar = tqdm(range(rounds + 1), label, unit="round", disable=None)
+    done = [[work(number, variant) for variant in variants] for number in bar]
     return [list(of_variant) for of_variant in zip(*done[1:], strict=True)]
 
 
@@ -342,7 +344,7 @@ def _add_breakdown(
         return {"seconds": statistics.median(seconds), "of_dense": statistics.median(map(truediv, seconds, whole))}
 
     plain = [row for row in rows if not row["compiled"]]
-    runs = _rounds(rounds, [variants[row["method"]] for row in plain], spent)
+    runs = _rounds(rounds, [variants[row["method"]] for row in plain], spent, "breakdown")
     for row, mine in zip(plain, runs, strict=True):
         row["breakdown"] = {
             phase: {part: summary(phase, part, mine, runs[0]) for part in parts} for phase, parts in mine[0].items()
