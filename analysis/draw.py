@@ -13,6 +13,7 @@ from . import data, tables
 from .figures import FIGURES, WIDTH
 
 SCRIPT = "plotly.min.js"
+PICTURES = ("svg", "png")
 PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>
 <meta name="viewport" content="width=device-width"><meta name="color-scheme" content="light dark">
 <style>body {{font-family: system-ui, sans-serif; max-width: 50rem; margin: 1rem auto; padding: 0 1rem}}</style>
@@ -49,24 +50,26 @@ def draw(results: Path, out: Path, only: Sequence[str] | None, formats: Sequence
         if "html" in formats:
             store.write(out / f"{name}.html", page(figure))
             yield out / f"{name}.html"
-    for kind in (kind for kind in ("svg", "png") if kind in formats and figures):
+    for kind in (kind for kind in PICTURES if kind in formats and figures):
         paths = [out / f"{name}.{kind}" for name in figures]
         _pictures(list(figures.values()), paths)
         yield from paths
     if only is not None:
         return
-    store.write(out / "index.md", "\n".join(told(name, figure) for name, figure in figures.items()))
+    store.write(out / "index.md", "\n".join(told(name, figure, formats) for name, figure in figures.items()))
     yield out / "index.md"
     if store.read_meta(results).get("methods"):
         for table in tables.tables(tables.Results.read(results)):
             yield from tables.write(table, out)
 
 
-def told(name: str, figure: go.Figure) -> str:
-    """One figure in a list of them: what it shows in a sentence, and where it comes from."""
+def told(name: str, figure: go.Figure, formats: Sequence[str]) -> str:
+    """One figure in a list of them: it or a link to it, what it shows in a sentence, and where it comes from."""
     meta = figure.layout.meta
+    kind = next((kind for kind in (*PICTURES, "html") if kind in formats), "json")
+    link = f"{'!' if kind in PICTURES else ''}[{name}]({name}.{kind})"
     origin = "; ".join(filter(None, (meta[key] for key in ("model", "data", "command", "date"))))
-    return f"## {name}: {figure.layout.title.text}\n![{name}]({name}.svg)\n\n{meta['summary']}\n\n{origin}\n"
+    return f"## {name}: {figure.layout.title.text}\n{link}\n\n{meta['summary']}\n\n{origin}\n"
 
 
 def page(figure: go.Figure) -> str:

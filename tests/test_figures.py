@@ -377,6 +377,19 @@ def test_command_from_lines_and_from_tables(folder, tables, tmp_path, capsys):
     assert FIGURES["fig3a"](tables["fig3a"]).layout.meta["summary"] in (once / "index.md").read_text()
 
 
+@pytest.mark.parametrize(
+    ("formats", "link"),
+    [
+        (["html"], "\n[fig3b](fig3b.html)"),
+        (["html", "png"], "\n![fig3b](fig3b.png)"),
+        (["svg", "png"], "\n![fig3b](fig3b.svg)"),
+        ([], "\n[fig3b](fig3b.json)"),
+    ],
+)
+def test_the_list_links_what_was_drawn(tables, formats, link):
+    assert link in draw.told("fig3b", FIGURES["fig3b"](tables["fig3b"]), formats)
+
+
 @pytest.mark.parametrize("kind", ["svg", "png"])
 def test_pictures(folder, tmp_path, kind):
     pytest.importorskip("kaleido")
