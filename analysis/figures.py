@@ -27,9 +27,10 @@ WIDTH, HEIGHT = 560, 400  # for print, in pixels: legible at half the width of a
 
 
 def fig1a(data: Data) -> go.Figure:
-    """Where the time goes: milliseconds by layer and part, for one prefill and one decode step (paper, Fig. 1a).
+    """Where the decoder layers' time goes: milliseconds by layer and part, prefill and decode step (paper, Fig. 1a).
 
-    Measured with a stopwatch around every part, which itself costs time: read shares, not totals.
+    Vision encoder, embeddings and LM head lie outside the layers and are left out. Measured with a stopwatch around
+    every part, which itself costs time: read shares, not totals.
     """
     methods, phases = _unique(data.rows, "method"), _unique(data.rows, "phase")
     titles = [f"{method}, {phase}" for method in methods for phase in phases]
@@ -58,7 +59,8 @@ def fig1a(data: Data) -> go.Figure:
         for phase in phases
     }
     said = "; ".join(f"{share:.0%} in {method} {phase}" for (method, phase), share in shares.items())
-    figure = _finished(figure, data, "Time by layer and part", f"Attention takes {said}.", height=HEIGHT + 150)
+    said = f"Of the decoder layers' time attention takes {said}."
+    figure = _finished(figure, data, "Where the decoder layers' time goes", said, height=HEIGHT + 150)
     return figure.update_layout(margin={"t": 112})  # its legend takes two rows
 
 

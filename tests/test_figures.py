@@ -260,6 +260,8 @@ def test_drawn_times(all_tables):
     expected = {(r["part"], axes[r["method"], r["phase"]] or "x", r["layer"]): r["ms"] for r in rows}
     assert found == expected
     assert {t.name: t.marker.color for t in traces}.items() <= PARTS.items()
+    meta = FIGURES["fig1a"](all_tables["fig1a"]).layout.meta
+    assert meta["summary"].startswith("Of the decoder layers' time attention takes")
 
 
 def test_drawn_perplexity(all_tables):
