@@ -247,7 +247,10 @@ def fig5b(data: Data) -> go.Figure:
 
 
 def fig6(data: Data) -> go.Figure:
-    """Which experts the tokens of one question go to, at one layer: visual tokens above, text below (paper, Fig. 6)."""
+    """Which experts the tokens of one question go to, at one layer: visual tokens above, text below (paper, Fig. 6).
+
+    The summary says how many experts both use, and the share of text's routed mass that goes to those.
+    """
     kinds = ("visual", "text")
     tokens = {kind: _unique([row for row in data.rows if row["modality"] == kind], "token") for kind in kinds}
     total, most = sum(map(len, tokens.values())), max(row["weight"] for row in data.rows)
@@ -275,9 +278,12 @@ def fig6(data: Data) -> go.Figure:
         figure.update_yaxes(title_text=f"{kind} tokens", autorange="reversed", row=i + 1, showgrid=False)
     figure.update_xaxes(showgrid=False)
     figure.update_xaxes(title_text="expert, in the model's order", row=2)
-    used = {kind: len({row["expert"] for row in data.rows if row["modality"] == kind}) for kind in kinds}
-    said = f"At layer {data.meta['layer']}, {len(tokens['visual'])} visual tokens use {used['visual']} of "
-    said += f"{data.meta['experts']} experts, {len(tokens['text'])} text tokens use {used['text']}."
+    used = {kind: {row["expert"] for row in data.rows if row["modality"] == kind} for kind in kinds}
+    said = f"At layer {data.meta['layer']}, {len(tokens['visual'])} visual tokens use {len(used['visual'])} of "
+    said += f"{data.meta['experts']} experts, {len(tokens['text'])} text tokens use {len(used['text'])}. "
+    shared, text = used["text"] & used["visual"], [row for row in data.rows if row["modality"] == "text"]
+    mass = sum(row["weight"] for row in text if row["expert"] in shared) / sum(row["weight"] for row in text)
+    said += f"Both use {len(shared)} experts; these get {mass:.0%} of text's mass."
     return _finished(figure, data, f"Where tokens go at layer {data.meta['layer']}", said, height=HEIGHT + 120)
 
 

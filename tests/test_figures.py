@@ -325,6 +325,21 @@ def test_drawn_tokens(all_tables):
     assert traces[1].customdata[0][0] == "&lt;a"  # never a tag
 
 
+def test_experts_that_text_and_picture_share():
+    """Of the experts 0 to 2 of text, 1 and 2 are the picture's too; they get half of text's mass."""
+    routes = [("visual", 1, 0.75), ("visual", 2, 0.25), ("text", 0, 0.75), ("text", 1, 0.25), ("text", 0, 0.25)]
+    routes.append(("text", 2, 0.75))
+    rows = [
+        {"token": token // 2, "modality": kind, "label": "a", "expert": expert, "weight": weight}
+        for token, (kind, expert, weight) in enumerate(routes)
+    ]
+    figure = FIGURES["fig6"](Data(rows, {"layer": 3, "experts": 4}))
+    assert figure.layout.meta["summary"] == (
+        "At layer 3, 1 visual tokens use 2 of 4 experts, 2 text tokens use 3. "
+        "Both use 2 experts; these get 50% of text's mass."
+    )
+
+
 def test_drawn_distributions(all_tables):
     rows, traces = drawn(all_tables, "fig7")
     for trace, side in zip(traces, ("before", "after"), strict=True):
