@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from decomoe.collect import file_name
-from decomoe.evaluate import overall, rows, store
+from decomoe.evaluate import common, overall, rows, store
 
 Row = dict[str, Any]
 TOP = 0.2  # of the experts: Fig. 3b
@@ -84,23 +84,32 @@ class Lines:
         files = {name: store.file_of(self.folder, name, file_name(collector)) for name in self.benchmarks}
         return {name: found for name, file in files.items() if (found := store.read(file))}
 
+    def has(self, method: str) -> bool:
+        """Whether a method has been evaluated."""
+        return any(store.file_of(self.folder, name, method).exists() for name in self.benchmarks)
+
     @property
     def benchmarks(self) -> Sequence[str]:
         return list(self.meta.get("benchmarks", {}))
 
-    def data(self, found: Iterable[Row], counts: dict[str, int], kind: str, **more: Any) -> Data | None:
-        """A table with its origin, the command that made lines of this kind; None without rows."""
+    def data(self, found: Iterable[Row], counts: dict[str, int], *kinds: str, **more: Any) -> Data | None:
+        """A table with its origin, the commands that made lines of these kinds and the last day; None without rows."""
         table = list(found)
-        run, by = self.meta.get("run", {}), self.meta.get("commands", {}).get(kind, {})
+        run, commands = self.meta.get("run", {}), self.meta.get("commands", {})
+        by = [commands[kind] for kind in kinds if kind in commands]
         origin = {
             "model": run.get("model", ""),
-            "data": ", ".join(f"{count} of {name}" for name, count in counts.items()),
-            "command": by.get("line", ""),
-            "date": by.get("date", ""),
+            "data": _told(counts),
+            "command": " && ".join(each["line"] for each in by),
+            "date": max((each["date"] for each in by), default=""),
             "layers": run.get("layers"),
             "experts": run.get("experts"),
         }
         return Data(table, {**origin, **more}) if table else None
+
+
+def _told(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} of {name}" for name, count in counts.items())
 
 
 def _counts(lines: dict[str, list[Row]]) -> dict[str, int]:
@@ -354,17 +363,21 @@ def fig1a(lines: Lines) -> Data | None:
 def fig5b(lines: Lines) -> Data | None:
     """Median time to the first token against retention, over all benchmarks, of methods with both.
 
-    Rows: method, ms, retention, low, high.
+    Retention is over the questions that all of them have answered. Rows: method, ms, retention, low, high.
     """
     timed, found = lines.of("latency"), []
     together = [line["ttft_s"] for each in timed.values() for line in each]
-    kept = overall(lines.folder) if "methods" in lines.meta else {}
-    for method in together[0] if together else ():
+    methods = [method for method in (together[0] if together else ()) if lines.has(method)]
+    asked = common(lines.folder, methods)
+    kept = overall(lines.folder, asked=asked) if asked else {}
+    for method in methods:
         if (row := kept.get(method)) and row["retention"] is not None:
             ms = 1000 * float(np.median([times[method] for times in together]))
             spread = {"low": row["retention_low"], "high": row["retention_high"]}
             found.append({"method": method, "ms": round(ms, 3), "retention": row["retention"], **spread})
-    return lines.data(found, _counts(timed), "latency")
+    answered = {name: len(numbers) for name, numbers in asked.items()}
+    origin = f"time: {_told(_counts(timed))}; retention: {_told(answered)}"
+    return lines.data(found, {}, "evaluate", "latency", data=origin)
 
 
 # --- from evaluation -------------------------------------------------------------------------------------------------

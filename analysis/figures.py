@@ -217,7 +217,10 @@ def fig5a(data: Data) -> go.Figure:
 
 
 def fig5b(data: Data) -> go.Figure:
-    """Time to the first token against retention, a dot a method with its 95 % interval (paper, Fig. 5b)."""
+    """Time to the first token against retention, a dot a method with its 95 % interval (paper, Fig. 5b).
+
+    Retention is over the questions that all of these methods have answered; fewer of them were timed.
+    """
     figure, times = go.Figure(), [row["ms"] for row in data.rows]
     margin = max(0.2 * (max(times) - min(times)), 0.02 * max(times))
     for number, row in enumerate(data.rows):

@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 import pytest
 
 from analysis import draw
-from analysis.data import Data, read
+from analysis.data import Data, Lines, fig5b, read
 from analysis.figures import FIGURES
 from decomoe import cli
 from decomoe.colors import DENSE, METHODS, MODALITIES, OURS, PARTS
@@ -205,6 +205,27 @@ def test_times(folder, tables):
     for row in tables["fig5b"].rows:
         seconds = median(line["ttft_s"][row["method"]] for line in timed)
         assert (row["ms"], row["retention"]) == (pytest.approx(1000 * seconds, abs=1e-3), 1)
+
+
+def test_retention_is_over_the_questions_that_all_have_answered(tmp_path):
+    """Of two benchmarks, vtw has answered half of one; it and DecoMoE are right there, and DecoMoE nowhere else."""
+    commands = {kind: {"line": f"decomoe {kind}", "date": f"2026-01-0{len(kind)}"} for kind in ("evaluate", "latency")}
+    methods = {"dense": (4, 4), "decomoe": (4, 4), "vtw": (2, 0)}
+    meta = {"schema": 1, "commands": commands, "methods": {name: {} for name in methods}}
+    meta["benchmarks"] = {name: {"excluded": 0} for name in ("one", "two")}
+    store.write(tmp_path / "meta.json", json.dumps(meta))
+    for method, counts in methods.items():
+        for name, count in zip(meta["benchmarks"], counts, strict=True):
+            right = [method == "dense" or (name == "one" and number < 2) for number in range(count)]
+            answers = [evaluated(number, method) | {"right": own} for number, own in enumerate(right)]
+            store.append(store.file_of(tmp_path, name, method), answers)
+    times = {"number": 0, "ttft_s": dict.fromkeys(methods, 1.0), "parts": {}}
+    store.append(store.file_of(tmp_path, "two", "collected:latency"), [times])
+    drawn = fig5b(Lines(tmp_path))
+    assert {row["method"]: row["retention"] for row in drawn.rows} == dict.fromkeys(methods, 1)
+    assert drawn.meta["data"] == "time: 1 of two; retention: 2 of one"
+    assert drawn.meta["command"] == "decomoe evaluate && decomoe latency"
+    assert drawn.meta["date"] == "2026-01-08"
 
 
 def test_origin(tables):

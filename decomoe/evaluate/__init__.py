@@ -3,12 +3,13 @@
 from .match import at_strength, cost_of, matched, missed
 from .run import evaluate
 from .specs import METHOD_SETS, parse_benchmarks, parse_method, parse_methods
-from .tables import by_kind, overall, rows, tables, write_tables
+from .tables import by_kind, common, overall, rows, tables, write_tables
 
 __all__ = [
     "METHOD_SETS",
     "at_strength",
     "by_kind",
+    "common",
     "cost_of",
     "evaluate",
     "matched",

@@ -1,7 +1,7 @@
 """Result files -> rows of numbers -> tables. No model is needed."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -40,15 +40,28 @@ def rows(out: Path, limit: int | None = None) -> list[Row]:
     ]
 
 
-def overall(out: Path, limit: int | None = None) -> dict[str, Row]:
+def common(out: Path, methods: Iterable[str]) -> dict[str, set[int]]:
+    """The questions that dense and all of these methods have answered: numbers by benchmark, where there are any."""
+    found = {}
+    for benchmark in store.read_meta(out).get("benchmarks", {}):
+        lines = [store.read(store.file_of(out, benchmark, method)) for method in {Dense.name, *methods}]
+        if numbers := set.intersection(*({record["number"] for record in each} for each in lines)):
+            found[benchmark] = numbers
+    return found
+
+
+def overall(out: Path, limit: int | None = None, asked: Mapping[str, Set[int]] | None = None) -> dict[str, Row]:
     """One row a method, over the questions of all benchmarks together.
+
+    Args:
+        asked: only these questions, as of `common`.
 
     Returns:
         rows as of `rows`, by method, and in them `retention_mean`: accuracy over dense's, averaged over benchmarks (the
             paper's Avg. Ret.), where `retention` is over all questions alike.
     """
     found: dict[str, list[tuple[Sequence[store.Record], Sequence[store.Record]]]] = defaultdict(list)
-    for _, method, records, dense in _results(out, limit):
+    for _, method, records, dense in _results(out, limit, asked):
         found[method].append((records, dense))
     return {
         method: {
@@ -80,11 +93,17 @@ def by_kind(out: Path, limit: int | None = None) -> list[Row]:
     return found
 
 
-def _results(out: Path, limit: int | None) -> Iterator[tuple[str, str, Sequence[store.Record], Sequence[store.Record]]]:
+def _results(
+    out: Path, limit: int | None, asked: Mapping[str, Set[int]] | None = None
+) -> Iterator[tuple[str, str, Sequence[store.Record], Sequence[store.Record]]]:
     """(benchmark, method, its records, dense's records of the same questions)."""
     meta = store.read_meta(out)
     for benchmark in meta.get("benchmarks", {}):
-        dense = {record["number"]: record for record in store.read(store.file_of(out, benchmark, Dense.name))}
+        dense = {
+            record["number"]: record
+            for record in store.read(store.file_of(out, benchmark, Dense.name))
+            if asked is None or record["number"] in asked.get(benchmark, ())
+        }
         for method in meta.get("methods", {}):
             records = [
                 record
