@@ -12,11 +12,10 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from decomoe.colors import DENSE, METHODS, MODALITIES, OURS, PARTS, scale
+from decomoe.colors import DENSE, GRID, MODALITIES, OURS, PARTS, SHARE, dot, scale
 
 from .data import Data, Row
 
-GRID = "rgba(136, 136, 136, 0.3)"
 DASHES = {"text": "solid", "visual": "dash"}
 SYMBOLS = {"text": "circle", "visual": "diamond"}
 CASE_DASHES = ("solid", "dash", "dot")
@@ -43,6 +42,7 @@ def fig1a(data: Data) -> go.Figure:
                     x=[row["layer"] for row in rows],
                     y=[row["ms"] for row in rows],
                     name=part,
+                    meta=f"{method}, {phase}",
                     legendgroup=part,
                     showlegend=not (i or j),
                     marker={"color": PARTS[part], "pattern": {**HATCH, "shape": pattern}},
@@ -141,6 +141,7 @@ def fig3c(data: Data) -> go.Figure:
                 y=[row["overlap"] for row in rows],
                 mode="lines+markers",
                 name=f"keep {keep}",
+                meta=f"{kind} tokens",
                 legendgroup=keep,
                 showlegend=column == 1,
                 line={"color": MODALITIES[kind], "dash": dash},
@@ -224,13 +225,12 @@ def fig5b(data: Data) -> go.Figure:
     figure, times = go.Figure(), [row["ms"] for row in data.rows]
     margin = max(0.2 * (max(times) - min(times)), 0.02 * max(times))
     for number, row in enumerate(data.rows):
-        name = row["method"].partition(":")[0]
-        dot = go.Scatter(
+        point = go.Scatter(
             x=[row["ms"]],
             y=[row["retention"]],
             mode="markers+text",
             name=row["method"],
-            text=[name],
+            text=[row["method"].partition(":")[0]],
             textposition=("top right", "bottom right")[number % 2],
             cliponaxis=False,
             showlegend=False,
@@ -239,10 +239,10 @@ def fig5b(data: Data) -> go.Figure:
                 "arrayminus": [row["retention"] - row["low"]],
                 "thickness": 1,
             },
-            marker={"color": METHODS.get(name, DENSE), "size": 11, "symbol": list(METHODS).index(name) % 8},
+            marker=dot(row["method"]),
             hovertemplate="%{x:.1f} ms, %{y:.1%}<extra>" + row["method"] + "</extra>",
         )
-        figure.add_trace(dot)
+        figure.add_trace(point)
     figure.update_xaxes(title_text="time to first token, ms", range=[min(times) - margin, max(times) + 2 * margin])
     figure.update_yaxes(title_text="retention", tickformat=".0%")
     said = "; ".join(f"{row['method']} {row['ms']:.0f} ms, {row['retention']:.1%}" for row in data.rows)
@@ -353,6 +353,7 @@ def fig8b(data: Data) -> go.Figure:
                 y=[row[value] for row in rows],
                 mode="lines+markers",
                 name=name,
+                meta=value,
                 legendgroup=of,
                 showlegend=column == 1,
                 line={"color": MODALITIES["text"], "dash": dash},
@@ -376,14 +377,13 @@ def text_share(data: Data) -> go.Figure:
     """
     layers, experts = _unique(data.rows, "layer"), int(data.meta["experts"])
     table = [[row["share"] for row in data.rows if row["layer"] == layer] for layer in layers]
-    text, visual = (scale(MODALITIES[kind])[1][1] for kind in ("text", "visual"))
     heat = go.Heatmap(
         z=table,
         y=layers,
         x=list(range(experts)),
         zmin=0,
         zmax=1,
-        colorscale=[[0, visual], [0.5, "rgba(136, 136, 136, 0.08)"], [1, text]],
+        colorscale=SHARE,
         colorbar={"thickness": 12, "tickvals": [0, 0.5, 1], "ticktext": ["visual", "both", "text"]},
         hovertemplate="layer %{y}, expert %{x}: %{z:.0%} text<extra></extra>",
     )

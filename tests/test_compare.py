@@ -10,6 +10,7 @@ from playwright.sync_api import expect
 from visitor import png
 
 from decomoe.answer import ask
+from decomoe.colors import dot
 from decomoe.methods import METHODS, VTW, DecoMoE, Dense, FastV, MoDES
 from decomoe.mini.draw import draw
 from decomoe.ui.compare import Row, agreement, compare, plain, table, tradeoff
@@ -94,6 +95,8 @@ def test_the_trade_off_shows_each_method_that_answered():
     same, other = tradeoff(rows)["data"]
     assert (same["text"], same["x"], same["y"]) == (["dense", "vtw"], [1, 0.5], [1, 0.5])
     assert (other["text"], other["x"], other["y"]) == (["fastv"], [0.7], [0.75])
+    assert same["marker"]["color"] == [dot(name)["color"] for name in ("dense", "vtw")]
+    assert other["marker"]["symbol"] == [dot("fastv", filled=False)["symbol"]]
     assert tradeoff(rows)["summary"].startswith("2 of 3 methods")
     json.dumps(tradeoff(rows), allow_nan=False)
     assert tradeoff([])["data"][0]["x"] == []

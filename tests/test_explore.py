@@ -10,12 +10,14 @@ from PIL import Image
 from playwright.sync_api import expect
 
 from analysis.data import Data
-from analysis.figures import fig3b
+from analysis.figures import fig1a, fig3b
 from decomoe.collect import Swept
+from decomoe.latency import PARTS, Breakdown, Phase
 from decomoe.ui import explore, results
 from decomoe.ui.drawn import shown
 from decomoe.ui.explore import Routes
 from decomoe.ui.guard import ADD
+from decomoe.ui.plots import latency_figure
 
 # --- by hand ---------------------------------------------------------------------------------------------------------
 
@@ -57,7 +59,7 @@ def test_patches_that_go_to_the_same_experts():
     bright = [image.getpixel((x, y))[0] for y in (37, 112) for x in (75, 225)]
     assert bright == [255, pytest.approx(0.8 * 255, abs=2), pytest.approx(0.2 * 255, abs=1), pytest.approx(51, abs=1)]
     assert table.to_numpy().tolist() == [[0, "75%"], [1, "25%"]]
-    assert explore.token_view(seen, 3, 0)[0].getpixel((0, 75)) == (230, 159, 0)  # its own patch is framed
+    assert explore.token_view(seen, 3, 0)[0].getpixel((0, 75)) == explore.FRAME  # its own patch is framed
     assert explore.token_view(routes(grid=None), 0, 0)[0] is None
     assert explore.token_view(None, 0, 0) == explore.token_view(seen, 0, 7) == (None, None)
 
@@ -97,6 +99,20 @@ def test_results_are_drawn_by_the_same_functions(tmp_path, monkeypatch):
     assert any("`decomoe collect`" in text for text in texts)
     assert "mini: 1 of one; 2026-01-02" in texts
     assert any(getattr(block, "label", "") == "Table 2: the halves" for block in blocks.blocks.values())
+
+
+def test_time_by_layer_is_figure_1a():
+    phase = Phase([dict.fromkeys(PARTS, 0.001), dict.fromkeys(PARTS, 0.002)], vision=0.003)
+    names = ("Dense", "DecoMoE")
+    drawn = latency_figure({name: Breakdown(phase, phase, steps=1) for name in names})
+    rows = [
+        {"method": name, "phase": view, "layer": layer, "part": part, "ms": 1.0 + layer}
+        for view in ("prefill", "decode step")
+        for name in names
+        for layer in range(2)
+        for part in PARTS
+    ]
+    assert drawn["views"]["by layer"] == shown(fig1a(Data(rows, {})), "latency")
 
 
 # --- in a browser ----------------------------------------------------------------------------------------------------

@@ -325,8 +325,10 @@ def test_where_the_time_goes(page):
     events = json.loads(downloaded(page, LATENCY, "Trace"))["traceEvents"]
     assert {event["pid"] for event in events} == {"Dense", "DecoMoE"}
     assert {event["ph"] for event in events} == {"X"}
-    page.get_by_role("button", name="layers, DecoMoE").click()
-    expect(note(page, LATENCY)).to_have_text("The prefill of DecoMoE, layer by layer.")
+    page.get_by_role("button", name="by layer").click()
+    expect(note(page, LATENCY)).to_contain_text("Of the decoder layers' time attention takes")
+    panels = {row[0].rpartition(", ")[0] for row in csv.reader(downloaded(page, LATENCY, "CSV").splitlines()[1:])}
+    assert panels == {f"{name}, {phase}" for name in ("Dense", "DecoMoE") for phase in ("prefill", "decode step")}
 
 
 def test_keyboard_alone_is_enough(page):

@@ -9,6 +9,8 @@ from pathlib import Path
 import gradio as gr
 import plotly
 
+from ..colors import GRID
+
 PLOTLY_JS = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
 HEAD = f'<script src="/gradio_api/file={PLOTLY_JS}"></script>'
 TEMPLATE = """<h2 class="chart-title">{title}</h2>
@@ -41,7 +43,7 @@ const current = () => {
   return {...figures, ...figures.views[names.includes(chosen) ? chosen : names[0]]};
 };
 const rows = (data) => data.flatMap((trace) => {
-  const name = trace.name || '';
+  const name = [trace.meta, trace.name].filter(Boolean).join(', ');  // a figure of several panels has meta
   if (trace.z) return trace.z.flatMap((row, i) => row.map((z, j) => [name, trace.x ? trace.x[j] : j,
                                                                      trace.y ? trace.y[i] : i, z]));
   return (trace.x || []).map((x, i) => [name, x, trace.y[i], '']);
@@ -52,11 +54,11 @@ const csv = (figure) => {
   const head = ['series', title('xaxis', 'x'), title('yaxis', 'y'), 'value'];
   return [head, ...rows(figure.data)].map((row) => row.map(cell).join(',')).join('\\n') + '\\n';
 };
-const bare = (data) => data.map(({type, name, x, y, z}) => ({type, name, x, y, z}));
+const bare = (data) => data.map(({type, meta, name, x, y, z}) => ({type, meta, name, x, y, z}));
 const file = () => figures.name || 'chart';
 const plot = () => {
   const figure = current(), {xaxis, yaxis} = figure.layout;
-  const style = getComputedStyle(element), grid = {gridcolor: 'rgba(128,128,128,0.2)', zeroline: false};
+  const style = getComputedStyle(element), grid = {gridcolor: '{grid}', zeroline: false};
   const layout = {...figure.layout, xaxis: {...grid, ...xaxis}, yaxis: {...grid, ...yaxis}, autosize: true,
                   font: {color: style.color, family: style.fontFamily, size: 12},
                   hoverlabel: {align: 'left', font: {size: 12}},
@@ -95,7 +97,7 @@ const update = () => {
 new ResizeObserver(() => { if (box.data && box.offsetWidth) Plotly.Plots.resize(box); }).observe(box);
 watch('value', update);
 update();
-"""
+""".replace("{grid}", GRID)
 CSS = """
 .chart-title {font-size: 0.9375rem; font-weight: 600; margin: 0 0 0.5rem}
 .chart-note {font-size: 0.875rem; margin: 0.25rem 0 0; color: var(--body-text-color-subdued)}

@@ -11,6 +11,7 @@ import gradio as gr
 from PIL import Image
 
 from ..answer import Answer, Loaded, apart, ask, stream
+from ..colors import DENSE, dot
 from ..evaluate import parse_methods
 from ..families import parts_of
 from ..methods import METHODS, Method
@@ -19,9 +20,8 @@ from .chart import chart
 from .common import sentence
 from .guard import MAX_TOKENS, read_number, read_picture, read_question
 from .hosting import LOADING, Host, on_gpu
-from .plots import DENSE, OURS, Figure
+from .plots import Figure
 
-OTHER = "#ea580c"
 ALL = " ".join(METHODS)  # dense first: the others are measured against it
 MAX_METHODS = 12
 TOKENS = 48
@@ -177,8 +177,9 @@ def tradeoff(rows: Sequence[Row]) -> Figure:
     dense = next((row for row in rows if row.as_dense is not None), None)
     shown = [row for row in rows if row.as_dense is not None and row.ttft_ms]
     data = []
-    for same, name, color, symbol in ((True, "same answer", OURS, "circle"), (False, "other answer", OTHER, "x")):
+    for same, name in ((True, "same answer"), (False, "other answer")):
         some = [row for row in shown if (row.as_dense == 1) == same]
+        dots = [dot(row.method, filled=same) for row in some]
         data.append(
             {
                 "type": "scatter",
@@ -189,7 +190,7 @@ def tradeoff(rows: Sequence[Row]) -> Figure:
                 "text": [row.method for row in some],
                 "textposition": "top center",
                 "cliponaxis": False,
-                "marker": {"color": color, "symbol": symbol, "size": 11},
+                "marker": {key: [each[key] for each in dots] for key in ("color", "symbol", "size")},
                 "hovertemplate": "%{text}: %{x:.2f} of dense's FLOPs, %{y:.2f} of its TTFT<extra></extra>",
             }
         )
@@ -206,7 +207,9 @@ def tradeoff(rows: Sequence[Row]) -> Figure:
         "uirevision": "keep",
     }
     agree = sum(row.as_dense == 1 for row in shown)
-    summary = f"{agree} of {len(shown)} methods answer as dense does; left and down is cheaper." if shown else ""
+    summary = (
+        f"{agree} of {len(shown)} methods answer as dense does (filled); left and down is cheaper." if shown else ""
+    )
     return {"name": "trade-off", "height": 320, "data": data, "layout": layout, "summary": summary}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import gradio as gr
 import numpy as np
 import pandas as pd
-from PIL import Image
+from PIL import Image, ImageColor
 
 from analysis.data import Data
 from analysis.figures import fig3a, fig6
@@ -19,6 +19,7 @@ from ..answer import Loaded, apart, encode, out_of_memory_is_told
 from ..benchmarks import normalize
 from ..collect import Swept, observe_routing, sweep
 from ..collect.exits import exit_layers, gate_exits
+from ..colors import MODALITIES
 from .chart import chart
 from .common import sentence
 from .drawn import shown
@@ -32,6 +33,7 @@ CURVES = """How surprised the model is by the dense answer when the picture leav
 the earliest exit that still gives the dense answer, which counts as right here."""
 SIDE = 384  # pixels; small pictures are shown larger
 HELD = 96  # tokens of an answer
+FRAME = ImageColor.getrgb(MODALITIES["visual"])
 
 
 @dataclass(frozen=True)
@@ -279,7 +281,7 @@ def highlighted(routes: Routes, token: int, layer: int) -> Image.Image | None:
         row, column = divmod(int(visual[:token].sum()), columns)
         top, bottom = row * size[1] // rows, (row + 1) * size[1] // rows - 1
         left, right = column * size[0] // columns, (column + 1) * size[0] // columns - 1
-        shaded[[top, bottom], left : right + 1] = shaded[top : bottom + 1, [left, right]] = (230, 159, 0)
+        shaded[[top, bottom], left : right + 1] = shaded[top : bottom + 1, [left, right]] = FRAME
     return Image.fromarray(shaded)
 
 

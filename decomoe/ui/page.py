@@ -7,6 +7,7 @@ from typing import Any
 
 import gradio as gr
 
+from ..colors import DENSE, OURS
 from . import api, ask, chart, compare, explore, panes, results
 from .guard import MAX_SESSIONS, MAX_UPLOAD, GuardedBlocks, app_options
 from .hosting import BEAT_S, LOADING, ZERO_GPU, Host
@@ -17,8 +18,8 @@ A multimodal mixture-of-experts model wastes work in two ways. **SAVB**: after s
 the picture, so all its tokens leave. **RCEP**: after that, most of the experts are not needed either. \
 Ask something and see what leaves, layer by layer."""
 CSS = (
-    """
-:root {--ours: #0072B2; --dense: #888888}
+    f":root {{--ours: {OURS}; --dense: {DENSE}}}"
+    + """
 .gradio-container {--body-text-color-subdued: #596273; --block-info-text-color: #596273;
   --input-placeholder-color: #596273; --border-color-primary: #dfe4ec}
 .dark .gradio-container, .gradio-container.dark {--body-text-color-subdued: #b3bbc8; --block-info-text-color: #b3bbc8;

@@ -3,10 +3,13 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..colors import DENSE, MUTED, OURS, PARTS
-from ..latency import PARTS as LAYER_PARTS
+from analysis.data import Data
+from analysis.figures import fig1a
+
+from ..colors import DENSE, MODALITIES, MUTED, OURS, SHARE, scale
 from ..latency import Breakdown
 from ..trace import Trace
+from .drawn import shown
 from .panes import exit_sentence
 
 STEP, THETA = "#D55E00", "#dc2626"
@@ -145,7 +148,7 @@ def routing_figure(trace: Trace, orders: Sequence[Sequence[int]], predicted: boo
         "mode": "lines",
         "name": "prefix boundary",
         **boundary,
-        "line": {"color": STEP, "width": 2},
+        "line": {"color": OURS, "width": 2},
         "hovertemplate": "The prefill uses no expert<br>right of this line in layer %{y:.0f}.<extra></extra>",
     }
     top = max((share for rows in shares.values() for row in rows for share in row if share is not None), default=1)
@@ -165,9 +168,10 @@ def routing_figure(trace: Trace, orders: Sequence[Sequence[int]], predicted: boo
             "colorbar": {"thickness": 10, "ticksuffix": " %", "len": 1},
         }
         if name == "difference":
-            heat |= {"zmid": 0, "colorscale": [[0, STEP], [0.5, "rgba(150,150,150,0.08)"], [1, OURS]]}
+            heat |= {"zmid": 0, "colorscale": SHARE}
         else:
-            heat |= {"zmin": 0, "zmax": top, "colorscale": [[0, "rgba(150,150,150,0.08)"], [1, OURS]]}
+            modality = "generated" if name == "answer" else name
+            heat |= {"zmin": 0, "zmax": top, "colorscale": scale(MODALITIES[modality])}
         views[name] = {"data": [heat, edge]}
     layout = _layout("expert, in prefix order", "layer", trace.layers - 0.5, trace.experts)
     layout["yaxis"] |= {"range": [-0.5, trace.layers - 0.5], "dtick": max(1, trace.layers // 8)}
@@ -176,8 +180,8 @@ def routing_figure(trace: Trace, orders: Sequence[Sequence[int]], predicted: boo
     if trace.exit_after is not None:
         layout["shapes"] = [_line(xref="paper", x0=0, x1=1, y0=trace.exit_after + 0.5, y1=trace.exit_after + 0.5)]
     summary = (
-        "Where tokens go: each row is a layer, each column an expert, those that text uses most on the left. The red "
-        "line is the exit, the orange one the prefix boundary: the prefill does not use experts right of it."
+        "Where tokens go: each row is a layer, each column an expert, those that text uses most on the left. The "
+        "dashed line is the exit, the solid one the prefix boundary: the prefill does not use experts right of it."
     )
     return {
         "name": "routing",
@@ -317,29 +321,23 @@ def cost_figure(dense: Trace, ours: Trace, first: str = "Dense") -> Figure:
 
 
 def latency_figure(found: dict[str, Breakdown]) -> Figure:
-    """Where the time went: parts of prefill and decode step of each method, and the prefill's by layer."""
+    """Where the time went: parts of prefill and decode step of each method, and by layer as in Figure 1a."""
     views: dict[str, Figure] = {}
     phases: dict[str, Any] = {"prefill": lambda one: one.prefill, "decode step": lambda one: one.decode}
+    rows = []
     for view, phase in phases.items():
         data = [
             _time_bars(name, phase(one).parts, color, view)
             for (name, one), color in zip(found.items(), (DENSE, OURS), strict=True)
         ]
-        views[view] = {"data": data, "layout": _time_layout("", "group"), "summary": _time_summary(view, data)}
-    for name, one in found.items():
-        data = [
-            {
-                "type": "bar",
-                "name": part,
-                "x": list(range(len(one.prefill.layers))),
-                "y": [round(layer[part] * 1000, 3) for layer in one.prefill.layers],
-                "marker": {"color": PARTS[part]},
-                "hovertemplate": "In layer %{x} " + part + "<br>took %{y:.2f} ms of the prefill.<extra></extra>",
-            }
-            for part in LAYER_PARTS
+        views[view] = {"data": data, "layout": _time_layout(), "summary": _time_summary(view, data)}
+        rows += [
+            {"method": name, "phase": view, "layer": layer, "part": part, "ms": round(seconds * 1000, 3)}
+            for name, one in found.items()
+            for layer, parts in enumerate(phase(one).layers)
+            for part, seconds in parts.items()
         ]
-        summary = f"The prefill of {name}, layer by layer."
-        views[f"layers, {name}"] = {"data": data, "layout": _time_layout("layer", "stack"), "summary": summary}
+    views["by layer"] = shown(fig1a(Data(rows, {})), "latency")
     traces = [event for name, one in found.items() for event in one.chrome_trace(name)]
     first = views["prefill"]
     return {**first, "name": "latency", "height": 300, "views": views, "downloads": {"Trace": {"traceEvents": traces}}}
@@ -362,13 +360,13 @@ def _time_bars(name: str, spent: dict[str, float], color: str, view: str) -> Fig
     }
 
 
-def _time_layout(x: str, mode: str) -> dict[str, Any]:
+def _time_layout() -> dict[str, Any]:
     return {
         "margin": {"l": 50, "r": 10, "t": 10, "b": 40},
-        "xaxis": {"title": {"text": x}, "automargin": True},
+        "xaxis": {"automargin": True},
         "yaxis": {"title": {"text": "ms"}, "rangemode": "tozero"},
         "legend": {"orientation": "h", "y": 1.15},
-        "barmode": mode,
+        "barmode": "group",
         "bargap": 0.25,
     }
 
