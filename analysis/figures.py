@@ -6,13 +6,13 @@ stand its model, data, command and date; `layout.meta` has them for programs, wi
 
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from decomoe.colors import DENSE, GRID, MODALITIES, OURS, PARTS, SHARE, dot, scale
+from decomoe.colors import DENSE, GRID, MODALITIES, OURS, OUTLINE, PARTS, SHARE, dot, scale
 
 from .data import Data, Row
 
@@ -33,7 +33,14 @@ def fig1a(data: Data) -> go.Figure:
     """
     methods, phases = _unique(data.rows, "method"), _unique(data.rows, "phase")
     titles = [f"{method}, {phase}" for method in methods for phase in phases]
-    figure = make_subplots(len(methods), len(phases), subplot_titles=titles, shared_xaxes=True, vertical_spacing=0.14)
+    figure = make_subplots(
+        len(methods),
+        len(phases),
+        subplot_titles=titles,
+        shared_xaxes=True,
+        shared_yaxes="columns",
+        vertical_spacing=0.14,
+    )
     for part, pattern in PATTERNS.items():
         for i, method in enumerate(methods):
             for j, phase in enumerate(phases):
@@ -45,7 +52,7 @@ def fig1a(data: Data) -> go.Figure:
                     meta=f"{method}, {phase}",
                     legendgroup=part,
                     showlegend=not (i or j),
-                    marker={"color": PARTS[part], "pattern": {**HATCH, "shape": pattern}},
+                    marker={"color": PARTS[part], "line": OUTLINE, "pattern": {**HATCH, "shape": pattern}},
                     hovertemplate=f"layer %{{x}}: %{{y:.3g}} ms<extra>{part}</extra>",
                 )
                 figure.add_trace(bars, i + 1, j + 1)
@@ -85,7 +92,6 @@ def fig3a(data: Data) -> go.Figure:
             mode="lines",
             name=case,
             line={"color": DENSE, "width": 1.5, "dash": CASE_DASHES[number] if few_cases else "solid"},
-            opacity=0.8,
             showlegend=few_cases,
             text=[_plain(f"{row['question']} {row['answer']}") for row in rows],
             hovertemplate="%{text}<br>after layer %{x}: %{y:.3g}<extra></extra>",
@@ -102,11 +108,10 @@ def fig3a(data: Data) -> go.Figure:
         hovertemplate="%{text}<br>first right after layer %{x}<extra></extra>",
     )
     figure.add_trace(dots)
-    few = max(row["perplexity"] for row in data.rows) < 50  # then ticks at 2 and 5 too
-    ticks = [layer for layer in layers if not (layer - layers[0]) % max(1, len(layers) // 6)]
+    ticks = _some(layers)
     figure.update_xaxes(title_text="exit after layer", tickvals=[*ticks, end], ticktext=[*map(str, ticks), "none"])
     figure.update_xaxes(range=[min(layers, default=0) - 0.5, end + 0.7])
-    figure.update_yaxes(title_text="perplexity (log)", type="log", dtick="D2" if few else 1)
+    _perplexity_axis(figure, data.rows)
     cases = len({row["case"] for row in data.rows})
     where = sorted(row["layer"] for row in earliest)
     said = f"Of {cases} cases, {len(where)} are first answered rightly after layers "
@@ -129,7 +134,7 @@ def fig3b(data: Data) -> go.Figure:
 def fig3c(data: Data) -> go.Figure:
     """How many of a case's most used experts are those of another case too, at three keep ratios (paper, Fig. 3c).
 
-    The dotted horizontals are chance: what random sets of that size have in common.
+    The thin horizontals are chance, dashed alike: what random sets of that size have in common.
     """
     kinds = _unique(data.rows, "modality")
     figure = make_subplots(1, 2, subplot_titles=[f"{kind} tokens" for kind in kinds], shared_yaxes=True)
@@ -149,7 +154,7 @@ def fig3c(data: Data) -> go.Figure:
                 hovertemplate="layer %{x}: %{y:.0%}<extra>keep " + keep + "</extra>",
             )
             figure.add_trace(line, 1, column)
-            figure.add_hline(rows[0]["chance"], line={"dash": "dot", "color": DENSE, "width": 1}, row=1, col=column)
+            figure.add_hline(rows[0]["chance"], line={"dash": dash, "color": DENSE, "width": 1}, row=1, col=column)
     figure.update_xaxes(title_text="layer")
     figure.update_yaxes(range=[0, 1.02], tickformat=".0%")
     figure.update_yaxes(title_text="experts shared by two cases", col=1)
@@ -161,8 +166,9 @@ def fig3c(data: Data) -> go.Figure:
 
 def fig4(data: Data) -> go.Figure:
     """After which layer the gate lets the picture go, for each benchmark, and how often never (paper, Fig. 4)."""
-    benchmarks, layers = _unique(data.rows, "benchmark"), range(int(data.meta["layers"]))
-    end = len(layers) + 1
+    benchmarks, end = _unique(data.rows, "benchmark"), int(data.meta["layers"]) + 1  # where "never" stands
+    layers = sorted({row["layer"] for row in data.rows if row["layer"] is not None})
+    step = min((after - before for before, after in pairwise(layers)), default=1)
     figure = make_subplots(
         len(benchmarks), 1, shared_xaxes=True, subplot_titles=benchmarks, vertical_spacing=0.3 / len(benchmarks)
     )
@@ -171,6 +177,7 @@ def fig4(data: Data) -> go.Figure:
         bars = go.Bar(
             x=[end if row["layer"] is None else row["layer"] for row in rows],
             y=[row["share"] for row in rows],
+            width=0.8 * step,
             name=benchmark,
             showlegend=False,
             marker={"color": [DENSE if row["layer"] is None else OURS for row in rows]},
@@ -180,9 +187,11 @@ def fig4(data: Data) -> go.Figure:
             hovertemplate="%{y:.1%} of " + str(rows[0]["n"]) + " questions<extra></extra>",
         )
         figure.add_trace(bars, i, 1)
-        figure.update_yaxes(range=[0, 1.15 * max(row["share"] for row in rows)], showticklabels=False, row=i, col=1)
-    ticks = [layer for layer in layers if not layer % max(1, len(layers) // 8)]
-    figure.update_xaxes(tickvals=[*ticks, end], ticktext=[*map(str, ticks), "never"], range=[-0.7, end + 0.9])
+    most = 1.2 * max(row["share"] for row in data.rows)
+    figure.update_yaxes(range=[0, most], showticklabels=False, showgrid=False)
+    ticks = _some(layers)
+    figure.update_xaxes(tickvals=[*ticks, end], ticktext=[*map(str, ticks), "never"])
+    figure.update_xaxes(range=[min(layers, default=end) - step, end + step])
     figure.update_xaxes(title_text="exit after layer", row=len(benchmarks))
     never = {row["benchmark"]: row["share"] for row in data.rows if row["layer"] is None}
     said = ", ".join(f"{name} {never.get(name, 0):.0%}" for name in benchmarks)
@@ -209,7 +218,7 @@ def fig5a(data: Data) -> go.Figure:
         figure.add_trace(line)
     figure.add_vline(0, line={"dash": "dot", "color": DENSE, "width": 1})
     figure.update_xaxes(title_text="layers from the gate's exit", dtick=2)
-    figure.update_yaxes(title_text="perplexity")
+    _perplexity_axis(figure, data.rows)
     at = {row["offset"]: row for row in data.rows}
     said = f"At the gate's exit {at[0]['perplexity']:.3f}, without one {at[0]['dense']:.3f}" if 0 in at else ""
     if min(at) < 0:
@@ -325,7 +334,7 @@ def fig8a(data: Data) -> go.Figure:
         mode="markers",
         name="cases",
         showlegend=False,
-        marker={"color": OURS, "size": 7, "opacity": 0.6},
+        marker={"color": OURS, "size": 7, "symbol": "circle-open"},  # where many lie, each can be seen
         text=[row["case"] for row in data.rows],
         hovertemplate="%{text}: text %{y:.1f}, visual %{x:.1f}<extra></extra>",
     )
@@ -419,6 +428,17 @@ def _line(rows: Sequence[Row], kind: str, x: str, y: str) -> go.Scatter:
     )
 
 
+def _some(layers: Sequence[int]) -> Sequence[int]:
+    """The layers that get a tick: all, or every second, third, ... from the first on."""
+    return layers[:: -(-len(layers) // 8) or 1]
+
+
+def _perplexity_axis(figure: go.Figure, rows: Iterable[Row]) -> None:
+    """Logarithmic, with ticks at 2 and 5 too where there is room."""
+    few = max(row["perplexity"] for row in rows) < 50
+    figure.update_yaxes(title_text="perplexity (log)", type="log", dtick="D2" if few else 1)
+
+
 def _finished(figure: go.Figure, data: Data, title: str, summary: str, height: int = HEIGHT) -> go.Figure:
     """The look that all figures share: title, legend below it, and their origin at the bottom."""
     origin = [
@@ -426,12 +446,16 @@ def _finished(figure: go.Figure, data: Data, title: str, summary: str, height: i
         for keys in (("model", "data"), ("command", "date"))
         for line in textwrap.wrap("; ".join(filter(None, map(data.meta.get, keys))), 95)
     ]
-    panels = bool(figure.layout.annotations)  # their titles need room below the legend
+    height += 14 * max(0, len(origin) - 3)
+    legend = len(figure.data) > 1 and any(
+        trace.showlegend is not False for trace in figure.data if trace.type != "heatmap"
+    )
+    top = 38 + 24 * legend + 20 * bool(figure.layout.annotations)  # panels have titles
     figure.update_layout(
         template="none",
         title={"text": title, "font": {"size": 15}, "x": 0.01, "y": 1, "yanchor": "top", "pad": {"t": 10}},
         font={"size": 13, "color": "#333333"},
-        margin={"l": 62, "r": 16, "t": 82 if panels else 62, "b": 64 + 14 * len(origin)},
+        margin={"l": 68, "r": 16, "t": top, "b": 64 + 14 * len(origin)},
         height=height,
         paper_bgcolor="rgba(0, 0, 0, 0)",
         plot_bgcolor="rgba(0, 0, 0, 0)",

@@ -1,22 +1,24 @@
-"""One colour for one thing, on the page and in the figures (Okabe and Ito's palette, safe for colour-blind people).
+"""One colour for one thing, on the page and in the figures: Okabe and Ito's hues, safe for colour-blind people.
 
-Where colours could be mixed up in grey, figures add dashes, symbols or patterns, in the order of these tables.
+Lines and dots have a contrast of at least 3 on white and on the page's dark ground, bars an outline that has it. Where
+colours could be mixed up in grey, figures add dashes, symbols or patterns, in the order of these tables.
 """
 
 from typing import Any
 
-DENSE, OURS, MUTED = "#888888", "#0072B2", "rgba(136, 136, 136, 0.35)"
+DENSE, OURS, MUTED = "#888888", "#0078BC", "rgba(136, 136, 136, 0.35)"
 GRID = "rgba(136, 136, 136, 0.3)"
-MODALITIES = {"text": "#009E73", "visual": "#E69F00", "generated": "#CC79A7"}
+OUTLINE = {"color": DENSE, "width": 0.5}
+MODALITIES = {"text": "#008560", "visual": "#C88400", "generated": "#C0689A"}
 METHODS = {
     "dense": DENSE,
     "decomoe": OURS,
-    "fastv": "#E69F00",
-    "sparsevlm": "#009E73",
-    "dyvte": "#CC79A7",
+    "fastv": "#C88400",
+    "sparsevlm": "#008560",
+    "dyvte": "#C0689A",
     "fastmmoe": "#D55E00",
-    "vtw": "#56B4E9",
-    "modes": "#A8A000",
+    "vtw": "#3E95C9",
+    "modes": "#8A8400",
 }
 PARTS = {
     "attention": "#56B4E9",
@@ -28,7 +30,7 @@ PARTS = {
     "vision encoder": "#E69F00",
     "rest": "#BBBBBB",
 }
-SHARE = [[0.0, MODALITIES["visual"]], [0.5, "rgba(136, 136, 136, 0.08)"], [1.0, MODALITIES["text"]]]
+SHARE = [[0.0, "#FFCB6B"], [0.5, "#8F9A94"], [1.0, "#00614A"]]  # visual to text, darker all the way
 
 
 def dot(method: str, filled: bool = True) -> dict[str, Any]:

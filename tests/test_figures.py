@@ -318,6 +318,9 @@ def test_drawn_exits(all_tables):
         )
         for r in rows
     }
+    figure = FIGURES["fig4"](all_tables["fig4"])
+    assert list(figure.layout.xaxis.tickvals) == [2, 3, LAYERS + 1]  # where the exits are
+    assert {trace.width for trace in figure.data} == {0.8}
 
 
 def test_drawn_boundary(all_tables):

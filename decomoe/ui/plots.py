@@ -4,15 +4,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from analysis.data import Data
-from analysis.figures import fig1a
+from analysis.figures import HATCH, fig1a
 
-from ..colors import DENSE, MODALITIES, MUTED, OURS, SHARE, scale
+from ..colors import DENSE, MODALITIES, MUTED, OURS, OUTLINE, SHARE, scale
 from ..latency import Breakdown
 from ..trace import Trace
 from .drawn import shown
 from .panes import exit_sentence
 
 STEP, THETA = "#D55E00", "#dc2626"
+SIDES = (DENSE, "/"), (OURS, "")  # colour and pattern of a pair of bars, so that they differ in grey too
 PREDICTED = "Predicted from the dense run: "
 Figure = dict[str, Any]
 LATEST: Figure = {
@@ -59,7 +60,10 @@ def gate_figure(trace: Trace, predicted: bool = False) -> Figure:
         "name": "p(exit)",
         "x": [layer for layer, _ in read],
         "y": [round(p_exit, 4) for _, p_exit in read],
-        "marker": {"color": [OURS if layer == trace.exit_after else MUTED for layer, _ in read]},
+        "marker": {
+            "color": [OURS if layer == trace.exit_after else MUTED for layer, _ in read],
+            "line": OUTLINE | {"width": 1},
+        },
         "text": words,
         "textposition": "none",
         "hovertemplate": "%{text}<extra></extra>",
@@ -274,15 +278,20 @@ def numbers(dense: Trace | None, ours: Trace | None, first: str = "Dense") -> st
     )
 
 
+def _side(side: int) -> dict[str, Any]:
+    """The look of the baseline's bars (0) and of DecoMoE's (1)."""
+    color, pattern = SIDES[side]
+    return {"color": color, "pattern": {**HATCH, "shape": pattern}}
+
+
 def cost_figure(dense: Trace, ours: Trace, first: str = "Dense") -> Figure:
     """What DecoMoE costs, as a share of the baseline, whose name is `first`."""
     rows = [row for row in _rows(dense, ours) if row[4] is not None][::-1]
     names = [row[0] for row in rows]
     bars = [
-        (first, DENSE, [1.0] * len(rows), [f"{row[0]}: {row[2]} in the baseline's run." for row in rows]),
+        (first, [1.0] * len(rows), [f"{row[0]}: {row[2]} in the baseline's run." for row in rows]),
         (
             "DecoMoE",
-            OURS,
             [round(row[4] or 0, 4) for row in rows],
             [f"{row[0]}: {row[3]}.<br>{row[1]}" for row in rows],
         ),
@@ -294,12 +303,12 @@ def cost_figure(dense: Trace, ours: Trace, first: str = "Dense") -> Figure:
             "name": name,
             "x": values,
             "y": names,
-            "marker": {"color": color},
+            "marker": _side(side),
             "text": words,
             "textposition": "none",
             "hovertemplate": "%{text}<extra></extra>",
         }
-        for name, color, values, words in bars
+        for side, (name, values, words) in enumerate(bars)
     ]
     said = ", ".join(f"{row[0]} {row[4]:.2f}" for row in rows[::-1])
     layout = {
@@ -326,10 +335,7 @@ def latency_figure(found: dict[str, Breakdown]) -> Figure:
     phases: dict[str, Any] = {"prefill": lambda one: one.prefill, "decode step": lambda one: one.decode}
     rows = []
     for view, phase in phases.items():
-        data = [
-            _time_bars(name, phase(one).parts, color, view)
-            for (name, one), color in zip(found.items(), (DENSE, OURS), strict=True)
-        ]
+        data = [_time_bars(name, phase(one).parts, side, view) for side, (name, one) in enumerate(found.items())]
         views[view] = {"data": data, "layout": _time_layout(), "summary": _time_summary(view, data)}
         rows += [
             {"method": name, "phase": view, "layer": layer, "part": part, "ms": round(seconds * 1000, 3)}
@@ -343,14 +349,14 @@ def latency_figure(found: dict[str, Breakdown]) -> Figure:
     return {**first, "name": "latency", "height": 300, "views": views, "downloads": {"Trace": {"traceEvents": traces}}}
 
 
-def _time_bars(name: str, spent: dict[str, float], color: str, view: str) -> Figure:
+def _time_bars(name: str, spent: dict[str, float], side: int, view: str) -> Figure:
     whole = sum(spent.values())
     return {
         "type": "bar",
         "name": name,
         "x": list(spent),
         "y": [round(seconds * 1000, 3) for seconds in spent.values()],
-        "marker": {"color": color},
+        "marker": _side(side),
         "text": [
             f"{part.capitalize()} took {seconds * 1000:.1f} ms,<br>{seconds / whole:.0%} of the {view} of {name}."
             for part, seconds in spent.items()
