@@ -154,7 +154,9 @@ def fig3c(data: Data) -> go.Figure:
                 hovertemplate="layer %{x}: %{y:.0%}<extra>keep " + keep + "</extra>",
             )
             figure.add_trace(line, 1, column)
-            figure.add_hline(rows[0]["chance"], line={"dash": dash, "color": DENSE, "width": 1}, row=1, col=column)
+            thin = {"dash": dash, "color": DENSE, "width": 1}
+            chance = {"annotation_text": "chance", "annotation_position": "bottom right"}
+            figure.add_hline(rows[0]["chance"], line=thin, row=1, col=column, **chance)
     figure.update_xaxes(title_text="layer")
     figure.update_yaxes(range=[0, 1.02], tickformat=".0%")
     figure.update_yaxes(title_text="experts shared by two cases", col=1)

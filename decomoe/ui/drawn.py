@@ -18,5 +18,7 @@ def shown(figure: go.Figure, name: str) -> dict[str, Any]:
     layout.pop("title")
     layout["annotations"].pop()
     layout["legend"]["y"] = 1  # where the title was
-    layout["margin"].update(t=layout["margin"]["t"] - 20, b=50)
+    margin, bottom = layout["margin"], 50  # pixels, without the origin
+    height -= margin["b"] - bottom
+    margin.update(t=margin["t"] - 20, b=bottom)
     return {"data": whole["data"], "layout": layout, "summary": summary, "height": height, "name": name}
