@@ -160,10 +160,15 @@ def fig3c(data: Data) -> go.Figure:
     figure.update_xaxes(title_text="layer")
     figure.update_yaxes(range=[0, 1.02], tickformat=".0%")
     figure.update_yaxes(title_text="experts shared by two cases", col=1)
-    text = [row for row in data.rows if row["modality"] == "text"]
-    means = {keep: _mean(row["overlap"] for row in text if row["keep"] == keep) for keep in KEEP_STYLES}
-    said = ", ".join(f"{share:.0%} at {keep}" for keep, share in means.items())
-    return _finished(figure, data, "Do cases use the same experts?", f"Two cases' text shares {said} of the experts.")
+    said = []
+    for kind in kinds:
+        means = {
+            keep: _mean(row["overlap"] for row in data.rows if (row["modality"], row["keep"]) == (kind, keep))
+            for keep in KEEP_STYLES
+        }
+        shares = ", ".join(f"{share:.0%} at {keep}" for keep, share in means.items())
+        said.append(f"{shares} of {kind}'s experts")
+    return _finished(figure, data, "Do cases use the same experts?", f"Two cases share {'; '.join(said)}.")
 
 
 def fig4(data: Data) -> go.Figure:
@@ -355,7 +360,7 @@ def fig8b(data: Data) -> go.Figure:
     The paper does not say whether tokens are compared one by one or in the mean; both are drawn.
     """
     figure = make_subplots(1, 2, horizontal_spacing=0.2)
-    names = {"token": ("token by token", "solid", "circle"), "mean": ("mean of tokens", "dash", "diamond")}
+    names = {"token": ("token by token", "solid", "circle"), "mean": ("in the mean of tokens", "dash", "diamond")}
     for column, value in enumerate(("cosine", "mae"), 1):
         for of, (name, dash, symbol) in names.items():
             rows = [row for row in data.rows if row["of"] == of]
@@ -375,9 +380,11 @@ def fig8b(data: Data) -> go.Figure:
     figure.update_xaxes(title_text="layer", dtick=max(1, len({row["layer"] for row in data.rows}) // 3))
     figure.update_yaxes(title_text="cosine", col=1)
     figure.update_yaxes(title_text="mean absolute error", rangemode="tozero", col=2)
-    least = min(row["cosine"] for row in data.rows if row["of"] == "mean")
-    worst = max(row["mae"] for row in data.rows if row["of"] == "mean")
-    said = f"In the mean of tokens the cosine is at least {least:.4f} and the error at most {worst:.4f}."
+    said = "".join(
+        f"{name.capitalize()} the cosine is at least {min(row['cosine'] for row in data.rows if row['of'] == of):.4f} "
+        f"and the error at most {max(row['mae'] for row in data.rows if row['of'] == of):.4f}. "
+        for of, (name, _, _) in names.items()
+    ).strip()
     return _finished(figure, data, f"Text routing behind an exit after layer {data.meta['exit_after']}", said)
 
 

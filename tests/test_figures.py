@@ -375,7 +375,7 @@ def test_drawn_halves_and_likeness(all_tables):
     rows, (dots,) = drawn(all_tables, "fig8a")
     assert list(points(dots, "x", "y", "text")) == [(row["visual"], row["text"], row["case"]) for row in rows]
     rows, traces = drawn(all_tables, "fig8b")
-    names = {"token by token": "token", "mean of tokens": "mean"}
+    names = {"token by token": "token", "in the mean of tokens": "mean"}
     for number, trace in enumerate(traces):
         own = [row for row in rows if row["of"] == names[trace.name]]
         assert list(points(trace, "x", "y")) == [(row["layer"], row[("cosine", "mae")[number // 2]]) for row in own]
