@@ -51,7 +51,7 @@ mostly to be located and hardly ever absent, which did not help: where something
 
 Aimed at and reached: 95 % of easy-VQA, and an F1 of 0.90 on presence. Aimed at and not reached: 85 % of drawn questions
 with no kind under 60 % (0.79; locate and relation are under), 65 % of photos (0.58), and over all sets 97.9 % retention
-at 0.62 of dense's FLOPs (98.7 % at 0.81; on easy-VQA alone 99.7 % at 0.46). Accuracy rose to the end, in the last fifth
+at 0.62 of dense's FLOPs (98.7 % at 0.82; on easy-VQA alone 99.7 % at 0.46). Accuracy rose to the end, in the last fifth
 of the steps most, so more of the same training would help first; each photo has been seen about seven times, where
 small vision models need tens of epochs.
 The FLOPs can't be reached by the paper's labels: a gate that followed them without a mistake, every question leaving at
