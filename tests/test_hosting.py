@@ -24,6 +24,7 @@ from decomoe.answer import MINI, _without_workers, load
 from decomoe.mini.draw import draw
 from decomoe.ui import api, hosting
 from decomoe.ui.hosting import Host
+from decomoe.ui.page import QUEUE_S, build
 
 
 @pytest.mark.parametrize(
@@ -105,6 +106,11 @@ def test_on_zero_gpu_questions_run_in_a_worker_that_gets_and_gives_plain_data(mo
     assert answer["answer"] is not None
     assert [row["method"] for row in rows] == ["dense", "vtw"]
     json.dumps([answer, rows])
+
+
+def test_an_idle_page_does_not_look_for_questions_all_the_time():
+    assert hasattr(gr.Blocks().queue()._queue, "sleep_when_free")  # Gradio knows the setting
+    assert build(Host())._queue.sleep_when_free == QUEUE_S
 
 
 def test_elsewhere_functions_stay_as_they_are():
