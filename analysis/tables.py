@@ -43,6 +43,7 @@ NOTES = (  # under every table
     "alike, with a 95 % interval by paired bootstrap over pictures.",
     "FLOPs, against dense's: executed, and sparse (top-k experts only). The paper's: its TFLOPs over its baseline's.",
 )
+MIXED = "Methods answered different questions (see n): compare rows with the same n, or evaluate the others too."
 TIMED = (
     "TTFT and TPOT (seconds to the first token, and for each further one), against dense's: our medians over questions "
     "that methods answer in turns, dense through the same code. The paper's are its Table 4's, "
@@ -109,7 +110,8 @@ class Table:
 
     @property
     def notes(self) -> Sequence[str]:
-        return (*NOTES, *paper.NOTES[self.number], *self.more)
+        asked = {row["n"] for row in self.rows if row.get("n")}
+        return (*NOTES, *paper.NOTES[self.number], *self.more, *((MIXED,) if len(asked) > 1 else ()))
 
     def frame(self) -> pd.DataFrame:
         """The numbers."""

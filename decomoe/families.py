@@ -242,7 +242,8 @@ def _free_bytes(device: str) -> int:
                 return 96_000_000_000
             return torch.cuda.mem_get_info(device)[0]
     except (RuntimeError, AssertionError):
-        raise ValueError(f"There is no device '{device}' here; it could be cpu, cuda, or cuda:1.") from None
+        known = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
+        raise ValueError(f"There is no device '{device}' here; there is {', '.join(known)}.") from None
     free = psutil.virtual_memory().available
     with suppress(OSError, ValueError):  # a container may have less than its machine
         free = min(free, int(Path("/sys/fs/cgroup/memory.max").read_text()))

@@ -27,6 +27,10 @@ def load_image(source: str | Path | bytes | Image.Image) -> Image.Image:
     if isinstance(source, bytes):
         return _decode(BytesIO(source), "This picture")
     path = Path(source)
+    if "://" in str(source):
+        raise ValueError(f"'{source}' is an address; save the picture, and give the file.")
+    if path.is_dir():
+        raise ValueError(f"'{path}' is a folder, not a picture.")
     if not path.is_file():
         raise ValueError(f"There is no file '{path}'.")
     with path.open("rb") as file:

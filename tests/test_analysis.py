@@ -1,13 +1,14 @@
 """The paper's tables beside ours: cells against counts by hand, and files that programs can read."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from analysis import paper
-from analysis.tables import Results, main, tables
+from analysis.tables import MIXED, Results, main, tables
 from decomoe.collect import file_name
 from decomoe.evaluate import store
 
@@ -164,6 +165,15 @@ def test_table2(folder):
     ours, theirs = (row for row in found(folder, 2) if row["method"] == "decomoe:rcep=no")
     assert (ours["ai2d"], ours["exit"], ours["prefix"], ours["Avg. Ret."]) == (75, 9, 6, 75)
     assert (theirs["ai2d"], theirs["exit"], theirs["prefix"], theirs["Avg. Ret."]) == (85.85, 28.08, 128, 97.41)
+
+
+def test_rows_about_different_questions_are_told(folder):
+    table = next(table for table in tables(Results.read(folder)) if table.number == 1)
+    rows = [{**row, "n": 4} if row.get("n") else row for row in table.rows]
+    assert MIXED not in replace(table, rows=rows).notes
+    first = next(number for number, row in enumerate(rows) if row.get("n"))
+    rows[first] = {**rows[first], "n": 5}
+    assert MIXED in replace(table, rows=rows).notes
 
 
 def test_command(folder, capsys):

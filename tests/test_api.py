@@ -49,6 +49,12 @@ def test_ask_by_client_is_ask(site, client, file):
     assert all(alone.text.startswith(text) for text in texts)
 
 
+def test_ask_names_methods_alone_where_one_is_unknown(client, file):
+    with pytest.raises(AppError, match="no method 'decomo'; there are dense") as caught:
+        client.predict(handle_file(file), QUESTION, "decomo", api_name="/ask")
+    assert "table1" not in str(caught.value)
+
+
 def test_compare_by_client_has_a_row_a_method(site, client, file):
     rows = client.predict(handle_file(file), QUESTION, max_new_tokens=4, api_name="/compare")
     assert [row["method"] for row in rows] == list(METHODS)

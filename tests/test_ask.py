@@ -15,6 +15,7 @@ from decomoe.decode import CompiledDecode
 from decomoe.families import InternVLImageProcessor
 from decomoe.methods import DecoMoE, Dense
 from decomoe.mini.draw import draw
+from decomoe.ui.plots import _rows
 
 
 def plain_answer(loaded: Loaded, image, question: str) -> str:
@@ -252,3 +253,14 @@ def test_a_token_tells_which_experts_it_ran_through(mini, picture):
     assert len(ran) == trace.tokens.generated
     assert all(set(token[layer]) < set(range(5)) for token in ran for layer in range(7, 16))
     assert any(max(token[3]) >= 5 for token in ran)
+
+
+@pytest.mark.parametrize(("tokens", "compared"), [(4, False), (5, True)])
+def test_times_per_token_of_few_tokens_are_not_compared(mini, image, tokens, compared):
+    dense, ours = (
+        ask(mini, image, "Describe the picture.", method, max_new_tokens=tokens).trace
+        for method in (Dense(), DecoMoE(exit_after=9))
+    )
+    ratios = {row[0]: row[4] for row in _rows(dense, ours)}
+    assert ratios["TTFT"] == pytest.approx(ours.ttft_s / dense.ttft_s)
+    assert ratios["TPOT"] == (pytest.approx(ours.tpot_s / dense.tpot_s) if compared else None)

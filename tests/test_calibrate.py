@@ -412,6 +412,12 @@ def test_bad_input_is_one_sentence(tmp_path, capsys, arguments, message):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_gate_that_never_fires_is_told(mini):
+    never = replace(mini.calibration, theta=1.01)
+    assert "the gate never lets the picture go" in cli.calibrate.calibration_summary(never)
+    assert "flatters it" in cli.calibrate.calibration_summary(mini.calibration)
+
+
 def test_a_file_in_place_of_the_folder_is_told_before_the_work(tmp_path, capsys, monkeypatch):
     (tmp_path / "out").touch()
     monkeypatch.setattr(cli.calibrate, "load_model", lambda *_: pytest.fail("it loaded the model"))

@@ -98,6 +98,15 @@ def test_command(results, tmp_path, capsys):
     assert "after layer 3 on; the gate lets the picture go after layer 4." in text
 
 
+def test_kinds_that_are_not_there_are_told(results, capsys):
+    assert cli.main(["cases", "--results", str(results), "--benchmarks", "some"]) == 0
+    assert not capsys.readouterr().err
+    some = "".join(json.dumps(one) + "\n" for one in LINES[:3])
+    store.write(store.file_of(results, "some", file_name("exits")), some)
+    assert cli.main(["cases", "--results", str(results), "--benchmarks", "some"]) == 0
+    assert "2 of 3 kinds of case found" in capsys.readouterr().err
+
+
 def test_a_model_without_a_gate():
     lines = [{name: value for name, value in one.items() if name != "predicted"} for one in LINES]
     assert all("gate" not in markdown(told_of(found, "case.png")) for found in search(lines))

@@ -25,7 +25,7 @@ METHODS = {
     "number": DecoMoE(exit_after=1, prefix=3, order="native"),
     "ratio": DecoMoE(exit_after=4, keep_ratio=0.5, order="random"),
     "drop": DecoMoE(exit_after=2, p=0.5, outside="drop"),
-    "drop all": DecoMoE(exit_after=LAYERS - 1, prefix=TOP_K, outside="drop", decode_rcep="all layers"),
+    "drop all": DecoMoE(exit_after=LAYERS - 1, prefix=TOP_K, outside="drop", decode_rcep="all_layers"),
     "alone": DecoMoE(exit_after=2, picture="stays", p=0.6),
     "purge": DecoMoE(exit_after=3, p=0.7, earlier_kv="purge"),
     "fastv": FastV(),
@@ -188,7 +188,7 @@ def test_one_graph_serves_every_exit_and_prefix(model):
     for method in (
         DecoMoE(exit_after=1, p=0.5),
         DecoMoE(exit_after=4, p=0.9, earlier_kv="purge"),
-        DecoMoE(exit_after=2, prefix=3, order="native", decode_rcep="all layers"),
+        DecoMoE(exit_after=2, prefix=3, order="native", decode_rcep="all_layers"),
         DecoMoE(),
     ):
         expected = engine(model, method, inputs, calibration, tokens=TOKENS)

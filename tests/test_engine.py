@@ -168,7 +168,7 @@ def test_p_one_is_the_exit_alone(model):
 
 def test_decode_rcep_in_all_layers_limits_the_early_ones_too(model):
     inputs = inputs_for(model, PROMPTS[0])
-    method = DecoMoE(exit_after=3, prefix=TOP_K, order="native", decode_rcep="all layers")
+    method = DecoMoE(exit_after=3, prefix=TOP_K, order="native", decode_rcep="all_layers")
     _, _, (trace,) = engine(model, method, inputs)
     assert trace.prefix.prefill == [None] * 4 + [TOP_K] * 2
     assert trace.prefix.decode == [[TOP_K] * LAYERS] * (TOKENS - 1)

@@ -39,10 +39,10 @@ def test_methods_are_read():
         "decomoe:savb=no": DecoMoE(exit_after=9),  # 28 of 48, at 16 layers
         "decomoe:exit_after=9,rcep=no": DecoMoE(exit_after=9, rcep=False),
     }
-    texts = ["decomoe:exit_after=never,p=1", "decomoe:decode_rcep=all layers,earlier_kv=purge"]
+    texts = ["decomoe:exit_after=never,p=1", "decomoe:decode_rcep=all_layers,earlier_kv=purge"]
     assert list(parse_methods(texts, 16).values()) == [
         DecoMoE(exit_after="never", p=1.0),
-        DecoMoE(decode_rcep="all layers", earlier_kv="purge"),
+        DecoMoE(decode_rcep="all_layers", earlier_kv="purge"),
     ]
     texts = ["fastv:layer=3,prune=0.75,sparsevlm:layers=1/4,keep=0.5/0.25,recycle=0", "fastmmoe:merging=mlerp,layers=3"]
     assert list(parse_methods(texts, 16).values()) == [

@@ -5,10 +5,12 @@ import json
 import os
 import pickle
 import shutil
+import socket
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import wraps
 from types import SimpleNamespace
@@ -24,7 +26,7 @@ from decomoe.answer import MINI, _without_workers, load
 from decomoe.mini.draw import draw
 from decomoe.ui import api, hosting
 from decomoe.ui.hosting import Host
-from decomoe.ui.page import QUEUE_S, build
+from decomoe.ui.page import QUEUE_S, build, serve
 
 
 @pytest.mark.parametrize(
@@ -106,6 +108,24 @@ def test_on_zero_gpu_questions_run_in_a_worker_that_gets_and_gives_plain_data(mo
     assert answer["answer"] is not None
     assert [row["method"] for row in rows] == ["dense", "vtw"]
     json.dumps([answer, rows])
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """A port that somebody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def test_a_named_port_that_is_taken_is_refused(monkeypatch, taken):
+    with pytest.raises(OSError, match=f"Port {taken} is taken"):
+        serve(Host(), taken)
+    monkeypatch.setenv("GRADIO_SERVER_PORT", str(taken))
+    with pytest.raises(OSError, match=f"Port {taken} is taken"):
+        serve(Host())
+    monkeypatch.setenv("GRADIO_SERVER_PORT", "many")
+    with pytest.raises(ValueError, match="is a number, not 'many'"):
+        serve(Host())
 
 
 def test_an_idle_page_does_not_look_for_questions_all_the_time():

@@ -84,7 +84,7 @@ def bomb(path, width, height):
     ("name", "make", "message"),
     [
         ("missing.png", lambda path: None, "no file"),
-        ("folder.png", lambda path: path.mkdir(), "no file"),
+        ("folder.png", lambda path: path.mkdir(), "is a folder"),
         ("empty.png", lambda path: path.touch(), "is empty"),
         ("text.png", lambda path: path.write_text("hello"), "not a picture"),
         ("bomb.png", lambda path: bomb(path, 20000, 20000), "million"),
@@ -99,6 +99,11 @@ def test_what_can_not_be_read_is_said_in_one_sentence(tmp_path, name, make, mess
     with pytest.raises(ValueError, match=message) as caught:
         load_image(tmp_path / name)
     assert "\n" not in str(caught.value)
+
+
+def test_addresses_are_not_fetched():
+    with pytest.raises(ValueError, match="'https://example.org/a.png' is an address"):
+        load_image("https://example.org/a.png")
 
 
 def test_reading_at_once_leaves_pillow_as_it_was(tmp_path):

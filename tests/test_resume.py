@@ -31,7 +31,7 @@ def prefilled(model, *prompts) -> Prefill:
         *((layer, DecoMoE(exit_after=layer, rcep=False)) for layer in KEPT),
         *((layer, DecoMoE(exit_after=layer, p=p)) for layer in KEPT for p in (0.5, 0.8)),
         (2, DecoMoE(exit_after=3, p=0.6, earlier_kv="purge")),
-        (2, DecoMoE(exit_after=4, p=0.6, outside="drop", decode_rcep="all layers")),
+        (2, DecoMoE(exit_after=4, p=0.6, outside="drop", decode_rcep="all_layers")),
         (2, DecoMoE(p=0.6)),  # the gate, whose first candidate is layer 2
         (3, Dense()),
     ],

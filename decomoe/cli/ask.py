@@ -34,7 +34,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
     ask.add_argument("--seed", type=int, help="of --order random (0)")
     ask.add_argument("--drop", action="store_true", help="drop routes outside the prefix instead of re-picking")
     ask.add_argument("--purge-kv", action="store_true", help="layers up to the exit lose their visual KV for decode")
-    ask.add_argument("--exit-after", type=int, metavar="N", help="visual tokens leave after layer N")
+    ask.add_argument("--exit-after", type=int, metavar="N", help="visual tokens leave after layer N, counted from 0")
     ask.add_argument("--theta", type=float, help="the gate's threshold (calibrated by default)")
     ask.add_argument(
         "--no-savb",

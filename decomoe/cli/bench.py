@@ -185,7 +185,8 @@ def tables(rows: "list[Row]") -> list[str]:
 
 def _ratio(row: "Row", name: str) -> str:
     low, high = row[f"{name}_ratio_low"], row[f"{name}_ratio_high"]
-    return f"{row[f'{name}_ratio']:.2f} ({low:.2f} to {high:.2f})"
+    spread = f" ({low:.2f} to {high:.2f})" if low < high else ""  # of one round there is none
+    return f"{row[f'{name}_ratio']:.2f}{spread}"
 
 
 def _times(row: "Row") -> Iterator[dict[str, str]]:

@@ -140,7 +140,9 @@ def calibration_summary(artifact: "Calibration") -> str:
         f"(dense {measured['dense_accuracy']:.3f}) at {measured['cost']:.2f} of its executed FLOPs. "
         f"With hindsight, each question's earliest fine exit, it would be {measured['hindsight']:.2f}."
     ]
-    if not guarantee:
+    if artifact.theta > 1:
+        lines.append("No threshold was good enough, so the gate never lets the picture go: give more questions.")
+    elif not guarantee:
         lines.append("theta was chosen on these questions, which flatters it.")
     if guarantee:
         lines.append(

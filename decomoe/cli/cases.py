@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; the exit status."""
-    from ..collect.cases import found_in, markdown, picture_of, told_of  # noqa: PLC0415
+    from ..collect.cases import KINDS, found_in, markdown, picture_of, told_of  # noqa: PLC0415
     from ..evaluate import parse_benchmarks, store  # noqa: PLC0415
 
     benchmarks = parse_benchmarks(options.benchmarks)
@@ -28,6 +29,8 @@ def run(options: argparse.Namespace) -> int:
     told = [told_of(one, f"case{number}.png") for number, one in enumerate(found, 1)]
     text = "\n".join(map(markdown, told))
     print(text)
+    if len(found) < KINDS:
+        print(f"decomoe: {len(found)} of {KINDS} kinds of case found; more questions may hold others", file=sys.stderr)
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
         for one, shown in zip(found, told, strict=True):

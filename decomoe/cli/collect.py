@@ -45,5 +45,5 @@ def run(options: argparse.Namespace) -> int:
         collect(loaded, benchmarks, options.collectors, out, methods, *sizes)
     if first:
         note_command(out, *options.collectors)
-        print(f"Written to {out}; draw it with: decomoe figures --results {out} --out FOLDER")
+        print(f"Written to {out}; next: decomoe figures --results {out} --out FOLDER, or decomoe cases --results {out}")
     return 0

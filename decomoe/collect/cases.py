@@ -60,6 +60,9 @@ def apart(questions: Iterable[Telling], wanted: int = 3) -> list[Telling]:
     return [by_depth[depths[round(i * (len(depths) - 1) / (wanted - 1))]] for i in range(wanted)]
 
 
+KINDS = 3  # of cases that `search` looks for
+
+
 def search(lines: Iterable[Record]) -> list[Found]:
     """The best of each kind of case that `lines`, those of the collector "exits", hold.
 

@@ -37,17 +37,17 @@ def parse_benchmarks(texts: Sequence[str]) -> list[tuple[Benchmark, str | None]]
     return list(found.values())
 
 
-def parse_methods(texts: Sequence[str], layers: int) -> dict[str, Method]:
+def parse_methods(texts: Sequence[str], layers: int, sets: bool = True) -> dict[str, Method]:
     """Methods by the spec that names them: NAME or NAME:KEY=VALUE,KEY=VALUE, or one of `METHOD_SETS`, split at commas.
 
     Args:
-        layers: of the model, for the fixed exit of `savb=no`.
+        layers: of the model, for the fixed exit of `savb=no`. sets: whether `METHOD_SETS` may be named.
 
     Raises:
         ValueError: there is no such method, parameter or value; the message lists those that exist.
     """
     specs: list[str] = []
-    known = (*METHODS, *METHOD_SETS)
+    known = (*METHODS, *METHOD_SETS) if sets else tuple(METHODS)
     for piece in _pieces(texts):
         if "=" in piece and ":" not in piece and specs:  # a comma inside a spec
             specs[-1] += f",{piece}"

@@ -60,7 +60,7 @@ class DecoMoE(Method):
     seed: int = 0
     outside: Literal["reroute", "drop"] = "reroute"
     earlier_kv: Literal["keep", "purge"] = "keep"
-    decode_rcep: Literal["after exit", "all layers"] = "after exit"
+    decode_rcep: Literal["after_exit", "all_layers"] = "after_exit"
 
     def _check_choices(self) -> None:
         hints = get_type_hints(DecoMoE)
@@ -210,7 +210,7 @@ class DecoMoEDecider(Decider):
         start = self.method.exit_after if self.stays else exit_after
         if not isinstance(start, int):
             return False
-        return start < layer or (decoding and self.method.decode_rcep == "all layers")
+        return start < layer or (decoding and self.method.decode_rcep == "all_layers")
 
 
 def usual_prefixes(method: DecoMoE, parts: Parts, calibration: Calibration | None) -> list[int | None]:

@@ -32,8 +32,11 @@ def add(host: Host) -> None:
             with_trace: add everything that was measured, layer by layer; long.
 
         Returns:
-            answer, FLOPs against dense (executed and sparse), ttft_ms, tpot_ms, exit_after (the layer after which the
-            visual tokens left), and how many visual tokens, experts and routes remained
+            answer
+            FLOPs against dense (executed and sparse)
+            ttft_ms and tpot_ms
+            exit_after: the layer, counted from 0, after which the visual tokens left
+            means over layers of the visual tokens and the experts that remained, and the routes that were computed
         """
         try:
             picture, asked = read_picture(image), read_question(question)
@@ -62,8 +65,9 @@ def add(host: Host) -> None:
             max_new_tokens: the longest answer, from 1 to 256 tokens.
 
         Returns:
-            one object a method, as ask gives it, with as_dense: the share of words that its answer has in common with
-            the dense model's; or with problem: why the method could not run
+            one object a method, as ask gives it
+            as_dense: the share of words that its answer has in common with the dense model's
+            problem: why the method could not run
         """
         try:
             asked = read_picture(image), read_question(question), check_methods(methods, host.layers)

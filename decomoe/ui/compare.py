@@ -101,7 +101,7 @@ def check_methods(methods: Any, layers: int, most: int = MAX_METHODS) -> dict[st
     texts = methods.split() if isinstance(methods, str) else None
     if texts is None or any(len(text) > 200 for text in texts):
         raise ValueError("Methods are names, with parameters if you like, such as: decomoe fastv:prune=0.75")
-    found = parse_methods(texts, layers)
+    found = parse_methods(texts, layers, sets=most > 1)
     if not 0 < len(found) <= most:
         raise ValueError(f"Name {'one method' if most == 1 else f'1 to {most} methods'} at a time, not {len(found)}.")
     return found

@@ -1,6 +1,7 @@
 """The page: a shell of tabs, each in its own file; and how it is served."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
@@ -83,6 +84,7 @@ THEME = gr.themes.Soft(primary_hue="blue", secondary_hue="blue", font=["system-u
 )
 
 
+USUAL_PORT = 7860  # Gradio's
 QUEUE_S = 0.02  # how often Gradio looks for questions; by default every millisecond, which takes 6 % of a processor
 
 
@@ -121,16 +123,31 @@ async def _loading(host: Host) -> AsyncIterator[dict[str, Any]]:
 def serve(host: Host, port: int | None = None) -> None:
     """Serve the page until interrupted; the model is loaded meanwhile.
 
+    Args:
+        port: by default that of GRADIO_SERVER_PORT, or the first free one from `USUAL_PORT` on.
+
     Raises:
-        ValueError, OSError: the model can't be loaded.
+        ValueError, OSError: the model can't be loaded, or a named port is taken.
     """
     if ZERO_GPU:  # takes hold of what is loaded as the page starts
         host.load()
-    page = build(host)
-    page.launch(**launch_options(host, port), prevent_thread_lock=True)
+    page, port = build(host), port or _port_of_environment()
+    try:
+        page.launch(**launch_options(host, port), prevent_thread_lock=True)
+    except OSError as error:
+        raise OSError(f"Port {port} is taken; name another with --port or GRADIO_SERVER_PORT.") from error
+    if port is None and page.server_port != USUAL_PORT:
+        print(f"Port {USUAL_PORT} is taken; the page is on {page.server_port}.", flush=True)
     if not ZERO_GPU:
         host.load()
     page.block_thread()
+
+
+def _port_of_environment() -> int | None:
+    given = os.environ.get("GRADIO_SERVER_PORT") or None
+    if given and not given.isdigit():
+        raise ValueError(f"GRADIO_SERVER_PORT is a number, not '{given}'.")
+    return int(given) if given else None
 
 
 def launch_options(host: Host, port: int | None = None) -> dict[str, Any]:

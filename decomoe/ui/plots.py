@@ -14,6 +14,7 @@ from .panes import exit_sentence
 
 STEP, THETA = "#D55E00", "#dc2626"
 SIDES = (DENSE, "/"), (OURS, "")  # colour and pattern of a pair of bars, so that they differ in grey too
+ENOUGH = 5  # tokens, for times per token to be compared
 PREDICTED = "Predicted from the dense run: "
 Figure = dict[str, Any]
 LATEST: Figure = {
@@ -217,7 +218,8 @@ NUMBERS: tuple[tuple[str, str, Callable[[float], str], Get, Get | None], ...] = 
     ),
     (
         "TPOT",
-        "Time per output token: the mean time that every further token takes.",
+        "Time per output token: the mean time that every further token takes. Of fewer than five tokens the ratio is "
+        "chance, and not shown.",
         lambda s: f"{s * 1000:.0f} ms",
         lambda t: t.tpot_s,
         None,
@@ -256,6 +258,8 @@ def _rows(dense: Trace | None, ours: Trace | None) -> list[tuple[str, str, str, 
         if dense and ours and get_dense:  # a baseline that is not dense is made as long, too
             base = (left or 0) * (get_dense(ours) or 0) / (get_dense(dense) or 1)
         ratio = right / base if base and right is not None else None
+        if name == "TPOT" and any(trace and trace.tokens.generated < ENOUGH for trace in (dense, ours)):
+            ratio = None
         left_text, right_text = ("–" if value is None else show(value) for value in (left, right))
         rows.append((name, meaning, left_text, right_text, ratio))
     return rows
