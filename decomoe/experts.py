@@ -185,7 +185,7 @@ def offload_suffix(parts: Parts, prefixes: Sequence[int | None], device: str | N
             raise ValueError(f"A layer keeps 1 to {count} experts on its device, not {kept}.")
         if hasattr(experts, _HOST) or experts.gate_up_proj.is_meta:
             raise ValueError("Some experts are offloaded already; load the model anew.")
-    if device is not None:
+    if device is not None and torch.device(device).type != parts.text_model.device.type:
         stays = sum(weight.nbytes for weight in parts.model.parameters())
         stays -= sum(getattr(e, name)[kept:].nbytes for e, kept in chosen for name in _WEIGHTS)
         check_room(stays, device, "What is not offloaded takes {}")

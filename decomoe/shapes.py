@@ -10,7 +10,7 @@ from transformers.initialization import no_init_weights
 from .calibrate import gate_candidates
 from .calibrate.others import dyvte_training
 from .calibration import Calibration, fingerprint
-from .families import parts_of
+from .families import check_room, parts_of
 from .gate import Gate
 from .methods.decomoe import paper_fixed_exit
 
@@ -65,7 +65,7 @@ def build(
             the calibrated one. Deeper layers are a little less skewed.
 
     Raises:
-        ValueError: there is no such shape, or too few layers.
+        ValueError: there is no such shape or device, too few layers, or no room for them.
     """
     if shape not in SHAPES:
         raise ValueError(f"There is no shape '{shape}'; there are {', '.join(SHAPES)}.")
@@ -74,6 +74,8 @@ def build(
     layers = whole if layers is None else layers
     if layers < 4:
         raise ValueError(f"A shape needs at least 4 layers, the picture enters the first 3; not {layers}.")
+    experts = layers * text["num_experts"] * 3 * text["hidden_size"] * text["moe_intermediate_size"]
+    check_room(experts * dtype.itemsize, device, f"{layers} layers of {shape} take {{}}")
     vocabulary = max(64, text["vocab_size"] * layers // whole // 64 * 64)
     text |= dict(num_hidden_layers=layers, vocab_size=vocabulary, max_position_embeddings=32768, eos_token_id=None)
     config = Qwen3VLMoeConfig(

@@ -231,6 +231,16 @@ def test_a_built_shape_answers_and_is_the_same_again(dtype):
         assert not torch.equal(logits, model(**other).logits)  # the picture counts
 
 
+def test_a_shape_that_does_not_fit_is_refused_before_it_is_built(monkeypatch):
+    """By hand: 8 layers of 16 experts, three matrices of 64 by 32 each, in fp32."""
+    needed = 8 * 16 * 3 * 64 * 32 * 4
+    monkeypatch.setattr("decomoe.families._free_bytes", lambda device: needed - 1)
+    with pytest.raises(ValueError, match="8 layers of tiny take"):
+        build("tiny")
+    monkeypatch.setattr("decomoe.families._free_bytes", lambda device: needed)
+    build("tiny")
+
+
 def test_skew_makes_the_first_experts_popular():
     shares = []
     for skew in (0.0, 1.0, 2.0):
@@ -318,6 +328,7 @@ def test_offloaded_experts_are_fetched_by_dense_too(capsys):
         (["--shape", "tiny", "--offload-suffix", "--methods", "vtw:exit_after=2"], "is for decomoe"),
         (["--shape", "tiny", "--offload-suffix", "--check"], "leave --offload-suffix out"),
         (["--shape", "huge"], "no shape"),
+        (["--shape", "tiny", "--device", "auto"], "no device 'auto'"),
         (["--methods", "decomo"], "no method 'decomo'"),
         (["--methods", "decomoe@fast"], "no way 'fast'"),
         (["--compile", "decomo"], "no method 'decomo'"),

@@ -140,8 +140,13 @@ def test_offloading_to_a_full_device_is_refused_before_anything_moves(model, mon
     rest = bytes_of(model) - 3 * WIDTH * model.config.get_text_config().moe_intermediate_size * 4 * 6 * LAYERS
     monkeypatch.setattr("decomoe.families._free_bytes", lambda device: rest - 1)
     with pytest.raises(ValueError, match="What is not offloaded takes"):
-        offload_suffix(parts_of(model), [2] * LAYERS, "cpu")
+        offload_suffix(parts_of(model), [2] * LAYERS, "meta")
     monkeypatch.setattr("decomoe.families._free_bytes", lambda device: rest)
+    offload_suffix(parts_of(model), [2] * LAYERS, "meta")
+
+
+def test_offloading_where_the_model_is_needs_no_more_room(model, monkeypatch):
+    monkeypatch.setattr("decomoe.families._free_bytes", lambda device: 0)
     offload_suffix(parts_of(model), [2] * LAYERS, "cpu")
 
 
