@@ -6,6 +6,11 @@ from typing import Any
 
 from .common import add_results, prepared, results_of, resumable
 
+LEGEND = """retention: accuracy over dense's, with its 95 % interval (from, to); as dense: the same answer; FLOPs:
+executed, against dense; sparse: routes taken alone; exit: mean layer; never: share whose picture stays; prefix: mean
+experts, over all layers and in those after the exit.
+"""
+
 
 def add(commands: Any) -> argparse.ArgumentParser:
     """Add the command to the parser."""
@@ -42,6 +47,7 @@ def run(options: argparse.Namespace) -> int:
         )
         for table in tables(found, kinds):
             print(table.to_string(index=False), end="\n\n")
+        print(LEGEND)
         for row in found:
             if row["excluded"] and row["method"] == "dense":
                 print(f"{row['benchmark']}: left out {row['excluded']} questions that the calibration has seen")
