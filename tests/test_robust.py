@@ -189,7 +189,7 @@ WRONG = [
     ({"method": "nothing"}, "There is no method"),
     ({"method": "x" * 1000}, "Methods are names"),
     ({"method": "dense,decomoe"}, "one method at a time"),
-    ({"method": "table5"}, "one method at a time"),
+    ({"method": "table5"}, "no method 'table5'"),
     ({"method": ""}, "one method"),
     ({"method": 0.5}, "Methods are names"),
     ({"method": ["decomoe"]}, "Methods are names"),
