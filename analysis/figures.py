@@ -379,11 +379,11 @@ def fig8b(data: Data) -> go.Figure:
     figure.update_xaxes(title_text="layer", dtick=max(1, len({row["layer"] for row in data.rows}) // 3))
     figure.update_yaxes(title_text="cosine", col=1)
     figure.update_yaxes(title_text="mean absolute error", rangemode="tozero", col=2)
-    said = "".join(
+    said = " ".join(
         f"{name.capitalize()} the cosine is at least {min(row['cosine'] for row in data.rows if row['of'] == of):.4f} "
-        f"and the error at most {max(row['mae'] for row in data.rows if row['of'] == of):.4f}. "
+        f"and the error at most {max(row['mae'] for row in data.rows if row['of'] == of):.4f}."
         for of, (name, _, _) in names.items()
-    ).strip()
+    )
     return _finished(figure, data, f"Text routing behind an exit after layer {data.meta['exit_after']}", said)
 
 

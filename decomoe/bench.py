@@ -156,7 +156,8 @@ def measure(
     """
     if rounds < 1 or tokens < 2:
         raise ValueError(f"At least 1 round of at least 2 tokens, not {rounds} of {tokens}.")
-    decode = CompiledDecode(model) if any(variant.compiled for variant in variants.values()) else None
+    compiled = {name: variant for name, variant in variants.items() if variant.compiled}
+    decode = CompiledDecode(model) if compiled else None
 
     def answer(variant: Variant, inputs: Mapping[str, Any]) -> _Run:
         with _attached(model, variant, calibration, decode) as session, peak_memory(model.device) as peak:
@@ -166,8 +167,7 @@ def measure(
 
     alike = {  # compiles for every shape
         name: [_same_answers(answer, variant, inputs) for inputs in prompts]
-        for name, variant in tqdm(variants.items(), "compiling", disable=None if decode else True)
-        if variant.compiled
+        for name, variant in tqdm(compiled.items(), "compiling", disable=None if compiled else True)
     }
     runs = _rounds(rounds, variants.values(), lambda number, one: answer(one, prompts[number % len(prompts)]), "times")
     machine, rows = measure_machine(model.device, model.dtype, clock), []

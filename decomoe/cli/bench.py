@@ -178,9 +178,9 @@ def tables(rows: "list[Row]") -> list[str]:
 
     from ..evaluate.tables import to_markdown  # noqa: PLC0415
 
-    columns = [(_times, rows), (_work, rows), (_parts, [row for row in rows if "breakdown" in row])]
-    tables = [pd.DataFrame([line for row in chosen for line in make(row)]) for make, chosen in columns]
-    return [to_markdown(table) for table in tables if len(table)]
+    parts = [line for row in rows for line in _parts(row)]
+    found = [_times(row) for row in rows], [_work(row) for row in rows], parts
+    return [to_markdown(pd.DataFrame(lines)) for lines in found if lines]
 
 
 def _ratio(row: "Row", name: str) -> str:
@@ -189,9 +189,9 @@ def _ratio(row: "Row", name: str) -> str:
     return f"{row[f'{name}_ratio']:.2f}{spread}"
 
 
-def _times(row: "Row") -> Iterator[dict[str, str]]:
+def _times(row: "Row") -> dict[str, str]:
     exits = sorted(set(row["exit_after"]), key=str)
-    yield {
+    return {
         "method": row["method"],
         "experts": row["experts"],
         "layers": str(row["layers"]),
@@ -206,11 +206,11 @@ def _times(row: "Row") -> Iterator[dict[str, str]]:
     }
 
 
-def _work(row: "Row") -> Iterator[dict[str, str]]:
+def _work(row: "Row") -> dict[str, str]:
     def of_dense(name: str) -> str:
         return f"{row[f'{name}_ratio']:.2f}" if f"{name}_ratio" in row else "-"
 
-    yield {
+    return {
         "method": row["method"],
         "vision GFLOP": f"{row['vision_flops'] / 1e9:.2f}",
         "prefill GFLOP": f"{row['prefill_flops'] / 1e9:.2f}",
@@ -230,7 +230,7 @@ def _work(row: "Row") -> Iterator[dict[str, str]]:
 
 
 def _parts(row: "Row") -> Iterator[dict[str, str]]:
-    for phase, parts in row["breakdown"].items():
+    for phase, parts in row.get("breakdown", {}).items():
         cells = {
             part: f"{1e3 * spent['seconds']:.2f} ({spent['of_dense']:.0%})" if spent["seconds"] else "-"
             for part, spent in parts.items()
